@@ -1,0 +1,64 @@
+/* What every room stands on: error codes with sentences, checked sizes, files, time.
+ *
+ * Nothing here knows a model, a request or a socket. All functions may be called from any thread;
+ * the objects they fill belong to the caller.
+ */
+#ifndef FATHOM_BASE_H
+#define FATHOM_BASE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* A function that can fail returns 0 or one of these, negative, and fills a struct error. */
+enum fathom_error {
+    FATHOM_OK = 0,
+    FATHOM_INVALID = -1,     /* what was given (a file, a flag, a field) is wrong */
+    FATHOM_IO = -2,          /* the operating system said no */
+    FATHOM_NO_MEMORY = -3,   /* memory, or a budget made of it, is exhausted */
+    FATHOM_UNSUPPORTED = -4, /* well-formed, but this build or machine cannot do it */
+    FATHOM_FULL = -5,        /* a bounded queue has no room now; later may work */
+    FATHOM_NOT_FOUND = -6,   /* a file, key or name that does not exist */
+};
+
+/* A sentence that a user can act on: what is wrong, where, and what would be right. */
+struct error {
+    int code;          /* enum fathom_error; 0 when nothing went wrong */
+    char message[480]; /* NUL-terminated UTF-8, cut to fit; control characters replaced by '?' */
+};
+
+/* Fills `error` (which may be NULL) and returns `code`, so that a caller can `return error_set(...)`. */
+int error_set(struct error *error, int code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Puts "prefix: " before the message, to say in which file or field it happened. Returns the code. */
+int error_prefix(struct error *error, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* Checked arithmetic: true and *result on success, false (and *result untouched) on overflow. */
+static inline bool size_add(size_t a, size_t b, size_t *result) {
+    size_t value;
+    if (__builtin_add_overflow(a, b, &value)) return false;
+    *result = value;
+    return true;
+}
+static inline bool size_multiply(size_t a, size_t b, size_t *result) {
+    size_t value;
+    if (__builtin_mul_overflow(a, b, &value)) return false;
+    *result = value;
+    return true;
+}
+
+/* Parses "4096", "512KiB", "64MiB", "2GiB" (no sign, no fraction, no spaces) into bytes. */
+int size_parse(const char *text, size_t *bytes, struct error *error);
+
+/* Writes "17.2 MiB" style text into `out`; returns `out`. */
+const char *size_format(size_t bytes, char *out, size_t out_size);
+
+/* Reads a whole file of at most `limit` bytes. *data is malloc'd, NUL-terminated after *size bytes. */
+int file_read(const char *path, size_t limit, char **data, size_t *size, struct error *error);
+
+/* Monotonic nanoseconds since some fixed point. */
+uint64_t time_now_ns(void);
+
+#endif

@@ -1,0 +1,63 @@
+/* What a checkpoint folder holds, checked: config.json, tensors by name, depth.json.
+ *
+ * The folder is hostile input. Every count, shape, offset and type is checked against limits and against
+ * the file sizes before use; an error names the file, the key or tensor, and the limit.
+ */
+#ifndef FATHOM_CHECKPOINT_H
+#define FATHOM_CHECKPOINT_H
+
+#include "engine/engine.h"
+#include "kernels/kernels.h"
+
+enum nag_head { NAG_HEAD_COSINE, NAG_HEAD_RMSNORM };
+
+/* config.json, with every default resolved. Limits: vocab <= 4 Mi, hidden <= 32768, blocks <= 1024, heads <= 1024,
+ * head size <= 1024 and even, inner <= 262144, directions <= 1024, context <= 16 Mi,
+ * rope_theta 1..1e12, qk_scale 1e-6..1e6. */
+struct config {
+    size_t vocab, hidden, blocks, heads, kv_heads, head_size, inner, context, directions;
+    enum activation activation;
+    enum qk_norm qk_norm;
+    enum nag_head head;
+    double rope_theta;
+    float qk_scale;
+    int32_t bos, eos; /* -1: none */
+};
+
+/* Thresholds: theta [tier_count][2 * blocks]; a file without depth.json has the one tier "full". */
+struct depth_table {
+    enum kv_policy kv_policy;
+    size_t tier_count, default_tier, sublayers;
+    struct tier_info tiers[TIERS_MAX];
+    float *theta; /* malloc'd */
+};
+
+/* A tensor in the mapped file. Data is little-endian, not necessarily aligned. */
+struct tensor {
+    const char *name;
+    enum dtype type;
+    size_t rank, shape[4];
+    const void *data; /* valid while the checkpoint is open */
+    size_t bytes;
+};
+
+struct checkpoint; /* mapped files; immutable */
+
+int checkpoint_open(const char *folder, struct checkpoint **checkpoint, struct error *error);
+void checkpoint_close(struct checkpoint *checkpoint); /* NULL is allowed */
+const struct config *checkpoint_config(const struct checkpoint *checkpoint);
+const struct depth_table *checkpoint_depth(const struct checkpoint *checkpoint);
+size_t checkpoint_parameters(const struct checkpoint *checkpoint);
+
+/* Finds a tensor and checks its shape (rank 1 or 2; `columns` 0 means rank 1 with `rows` elements;
+ * a scalar counts as [1]). */
+int checkpoint_tensor(const struct checkpoint *checkpoint, const char *name, size_t rows, size_t columns,
+                      struct tensor *tensor, struct error *error);
+
+/* Writes a tensor's elements as f32 into out[rows * columns]; NaN or infinity is FATHOM_INVALID. */
+int tensor_to_f32(const struct tensor *tensor, float *out, struct error *error);
+
+/* Replaces FOLDER/depth.json (written beside it, synced, renamed). */
+int depth_table_save(const char *folder, const struct depth_table *table, struct error *error);
+
+#endif

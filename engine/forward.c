@@ -1,0 +1,208 @@
+/* The forward pass: every sub-layer over the rows that run it.
+ *
+ * Three bodies compute the same function. none: no row runs, the weights are not touched. dense: all rows
+ * run and the epilogue ignores those that skip. gather: running rows are packed by the first matrix
+ * product, run, and scattered back by the epilogue. Under kv_policy compute attention has two row lists:
+ * all rows for K and V, the running ones for Q, scores and O. */
+#include "engine/forward.h"
+
+#include "engine/model.h"
+
+#include <stdlib.h>
+
+struct kv_arena {
+    struct buffer *buffer;
+};
+
+static struct kv_layer kv_layer_of(const struct model *model, struct kv_arena *arena, size_t layer) {
+    bool f32 = model->info.weights[0] == 'f';
+    return (struct kv_layer){
+        .arena = arena ? arena->buffer : NULL,
+        .layer = layer,
+        .layers = model->config.blocks,
+        .kv_heads = model->config.kv_heads,
+        .head_size = model->config.head_size,
+        .type = f32 ? DTYPE_F32 : DTYPE_BF16,
+        .omit = model->info.kv_policy == KV_OMIT,
+    };
+}
+
+size_t model_kv_block_bytes(const struct model *model) {
+    struct kv_layer kv = kv_layer_of(model, NULL, 0);
+    return model->device->kernels->kv_block_bytes(&kv);
+}
+
+int kv_arena_create(struct model *model, size_t blocks, struct kv_arena **arena, struct error *error) {
+    size_t bytes;
+    if (blocks == 0 || !size_multiply(blocks, model->info.kv_block_bytes, &bytes)) {
+        return error_set(error, FATHOM_INVALID, "a KV cache of %zu blocks is not possible", blocks);
+    }
+    struct kv_arena *made = calloc(1, sizeof *made);
+    if (!made) return error_set(error, FATHOM_NO_MEMORY, "no memory for the KV cache");
+    made->buffer = model->device->kernels->buffer_create(model->device, bytes, error);
+    if (!made->buffer) {
+        free(made);
+        error_prefix(error, "KV cache");
+        return FATHOM_NO_MEMORY;
+    }
+    *arena = made;
+    return 0;
+}
+
+void kv_arena_destroy(struct model *model, struct kv_arena *arena) {
+    if (!arena) return;
+    model->device->kernels->buffer_destroy(model->device, arena->buffer);
+    free(arena);
+}
+
+/* ---- One sub-layer --------------------------------------------------------------------------------- */
+
+enum body { NONE, DENSE, GATHER };
+
+/* Packing costs nothing here (it is part of the product's own packing), so gather wins whenever a row skips. */
+static enum body choose_body(const struct model *model, const struct row_list *running, const struct batch *batch) {
+    if (batch->body == BODY_DENSE) return DENSE;
+    size_t count = model->device->kernels->row_count(model->device, running);
+    if (count == 0) return NONE;
+    return count == batch->rows && batch->body != BODY_GATHER ? DENSE : GATHER;
+}
+
+static void multiply(struct model *model, const struct buffer *x, const struct matrix *w, struct buffer *y,
+                     size_t rows, const struct row_list *gather) {
+    struct matmul product = {.x = x, .w = w, .y = y, .rows = rows, .gather = gather};
+    model->device->kernels->matmul(model->device, &product);
+}
+
+static void rotate(struct model *model, struct buffer *x, size_t heads, const struct row_list *list) {
+    const struct config *config = &model->config;
+    struct rope rope = {
+        .step = &model->scratch.step,
+        .list = list,
+        .x = x,
+        .heads = heads,
+        .head_size = config->head_size,
+        .norm = config->qk_norm,
+        .scale = config->qk_scale,
+        .table = model->rope,
+    };
+    model->device->kernels->rope(model->device, &rope);
+}
+
+/* K and V of every row under compute, of the running rows under omit. */
+static void store_kv(struct model *model, const struct kv_layer *kv, const struct layer *layer,
+                     const struct buffer *input, const struct row_list *running) {
+    struct scratch *scratch = &model->scratch;
+    const struct row_list *list = kv->omit ? running : NULL;
+    size_t rows = scratch->step.rows;
+    multiply(model, input, layer->k, scratch->k, rows, list);
+    multiply(model, input, layer->v, scratch->v, rows, list);
+    rotate(model, scratch->k, model->config.kv_heads, list);
+    struct kv_append append = {&scratch->step, kv, scratch->k, scratch->v, list};
+    model->device->kernels->kv_append(model->device, &append);
+}
+
+static void run_attention(struct model *model, struct kv_arena *arena, size_t block, enum body body) {
+    struct scratch *scratch = &model->scratch;
+    const struct layer *layer = &model->layers[block];
+    const struct residual_kind *residual = model->residual->kind;
+    const struct buffer *input = residual->input(model->residual);
+    const struct row_list *running = residual->decide(model->residual);
+    struct kv_layer kv = kv_layer_of(model, arena, block);
+    store_kv(model, &kv, layer, input, running);
+    if (body == NONE) return;
+
+    const struct row_list *list = body == GATHER ? running : NULL;
+    size_t rows = scratch->step.rows;
+    multiply(model, input, layer->q, scratch->q, rows, list);
+    rotate(model, scratch->q, model->config.heads, list);
+    struct attention attention = {
+        .step = &scratch->step,
+        .kv = &kv,
+        .q = scratch->q,
+        .out = scratch->mixed,
+        .heads = model->config.heads,
+        .list = list,
+    };
+    model->device->kernels->attention(model->device, &attention);
+    if (list) rows = model->device->kernels->row_count(model->device, list);
+    multiply(model, scratch->mixed, layer->o, scratch->f, rows, NULL);
+}
+
+static void run_mlp(struct model *model, size_t block, enum body body) {
+    if (body == NONE) return;
+    struct scratch *scratch = &model->scratch;
+    const struct layer *layer = &model->layers[block];
+    const struct residual_kind *residual = model->residual->kind;
+    const struct buffer *input = residual->input(model->residual);
+    const struct row_list *list = body == GATHER ? residual->decide(model->residual) : NULL;
+    size_t rows = scratch->step.rows;
+    if (layer->gate) multiply(model, input, layer->gate, scratch->gate, rows, list);
+    multiply(model, input, layer->up, scratch->up, rows, list);
+    if (list) rows = model->device->kernels->row_count(model->device, list);
+    struct activate activate = {
+        .gate = layer->gate ? scratch->gate : NULL,
+        .up = scratch->up,
+        .out = scratch->up,
+        .rows = rows,
+        .width = model->config.inner,
+        .kind = model->config.activation,
+    };
+    model->device->kernels->activate(model->device, &activate);
+    multiply(model, scratch->up, layer->down, scratch->f, rows, NULL);
+}
+
+/* ---- One step -------------------------------------------------------------------------------------- */
+
+static void write_ids(struct device *device, struct buffer *buffer, const int32_t *ids, size_t count) {
+    device->kernels->write(device, buffer, 0, ids, count * sizeof *ids);
+}
+
+static void write_step(struct model *model, const struct batch *batch) {
+    struct device *device = model->device;
+    struct step_rows *step = &model->scratch.step;
+    step->rows = batch->rows;
+    step->blocks_per_slot = batch->blocks_per_slot;
+    write_ids(device, step->token, batch->token, batch->rows);
+    write_ids(device, step->position, batch->position, batch->rows);
+    write_ids(device, step->tier, batch->tier, batch->rows);
+    write_ids(device, step->slot, batch->slot, batch->rows);
+    write_ids(device, step->block_table, batch->block_table, batch->slots * batch->blocks_per_slot);
+    int32_t count = (int32_t)batch->logit_count;
+    write_ids(device, model->scratch.wanted.indices, batch->logit_rows, batch->logit_count);
+    write_ids(device, model->scratch.wanted.count, &count, 1);
+}
+
+static void read_results(struct model *model, const struct batch *batch, struct step_result *result) {
+    struct host_results *host = &model->host;
+    model->residual->kind->read_decisions(model->residual, batch->rows, host->run, host->mix, host->log_norm);
+    if (batch->logit_count) {
+        model->device->kernels->read_activation(model->device, model->scratch.logits, 0,
+                                                batch->logit_count * model->config.vocab, host->logits);
+    }
+    result->logits = host->logits;
+    result->run = host->run;
+    result->mix = host->mix;
+    result->log_norm = host->log_norm;
+}
+
+void model_step(struct model *model, struct kv_arena *arena, const struct batch *batch, struct step_result *result) {
+    const struct residual_kind *residual = model->residual->kind;
+    const struct step_rows *step = &model->scratch.step;
+    size_t bodies[3] = {0};
+    write_step(model, batch);
+    residual->begin_token(model->residual, step);
+    for (size_t sublayer = 0; sublayer < model->info.sublayers; sublayer++) {
+        enum body body = choose_body(model, residual->decide(model->residual), batch);
+        bodies[body]++;
+        if (sublayer % 2 == 0) run_attention(model, arena, sublayer / 2, body);
+        else run_mlp(model, sublayer / 2, body);
+        residual->end_sublayer(model->residual, step, sublayer, model->scratch.f, body != DENSE);
+    }
+    if (batch->logit_count) {
+        residual->finish(model->residual, step, &model->scratch.wanted, model->scratch.logits);
+    }
+    read_results(model, batch, result);
+    result->body_none = bodies[NONE];
+    result->body_dense = bodies[DENSE];
+    result->body_gather = bodies[GATHER];
+}

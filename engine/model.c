@@ -1,0 +1,364 @@
+/* Loads a checkpoint onto a device: packs every weight once and makes all the memory that steps need. */
+#include "engine/model.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEFAULT_STEP_ROWS 256
+#define STEP_ROWS_MAX     8192
+
+/* ---- Weights --------------------------------------------------------------------------------------- */
+
+struct loader {
+    struct model *model;
+    const struct model_options *options;
+    enum dtype weights;
+    size_t packed_bytes;
+};
+
+static void report(const struct model_options *options, double fraction, const char *phase) {
+    if (options->progress) options->progress(options->progress_context, fraction, phase);
+}
+
+static int load_matrix(struct loader *loader, size_t block, const char *part, size_t out, size_t in,
+                       struct matrix **matrix, struct error *error) {
+    struct device *device = loader->model->device;
+    char name[128];
+    snprintf(name, sizeof name, "model.layers.%zu.%s.weight", block, part);
+    struct tensor tensor;
+    int result = checkpoint_tensor(loader->model->checkpoint, name, out, in, &tensor, error);
+    if (result != 0) return result;
+    float *values = malloc(out * in * sizeof *values);
+    if (!values) return error_set(error, FATHOM_NO_MEMORY, "no memory for tensor '%s'", name);
+    result = tensor_to_f32(&tensor, values, error);
+    if (result == 0) {
+        *matrix = device->kernels->matrix_create(device, values, DTYPE_F32, out, in, loader->weights, error);
+        if (!*matrix) result = error->code;
+        else loader->packed_bytes += device->kernels->matrix_bytes(*matrix);
+    }
+    free(values);
+    return result;
+}
+
+static int load_layer(struct loader *loader, size_t block, struct error *error) {
+    const struct config *config = &loader->model->config;
+    struct layer *layer = &loader->model->layers[block];
+    size_t d = config->hidden, inner = config->inner;
+    size_t q = config->heads * config->head_size, k = config->kv_heads * config->head_size;
+    const struct {
+        const char *part;
+        size_t out, in;
+        struct matrix **matrix;
+    } parts[] = {
+        {"self_attn.q_proj", q, d, &layer->q},     {"self_attn.k_proj", k, d, &layer->k},
+        {"self_attn.v_proj", k, d, &layer->v},     {"self_attn.o_proj", d, q, &layer->o},
+        {"mlp.up_proj", inner, d, &layer->up},     {"mlp.down_proj", d, inner, &layer->down},
+        {"mlp.gate_proj", inner, d, &layer->gate},
+    };
+    size_t count = sizeof parts / sizeof *parts;
+    if (config->activation != ACTIVATION_SILU_GATED) count--; /* gate_proj is last */
+    for (size_t i = 0; i < count; i++) {
+        int result = load_matrix(loader, block, parts[i].part, parts[i].out, parts[i].in, parts[i].matrix, error);
+        if (result != 0) return result;
+    }
+    return 0;
+}
+
+/* cos in the first half of each row, sin in the second; angles in double, since positions can be large. */
+static int make_rope(struct model *model, struct error *error) {
+    const struct config *config = &model->config;
+    size_t half = config->head_size / 2, context = model->info.context, bytes;
+    if (!size_multiply(context, config->head_size * sizeof(float), &bytes)) {
+        return error_set(error, FATHOM_INVALID, "context of %zu tokens is too long", context);
+    }
+    float *table = malloc(bytes);
+    if (!table) return error_set(error, FATHOM_NO_MEMORY, "no memory for the RoPE table");
+    for (size_t p = 0; p < context; p++) {
+        for (size_t i = 0; i < half; i++) {
+            double angle = (double)p * pow(config->rope_theta, -(double)i / (double)half);
+            table[p * config->head_size + i] = (float)cos(angle);
+            table[p * config->head_size + half + i] = (float)sin(angle);
+        }
+    }
+    model->rope = model->device->kernels->buffer_create(model->device, bytes, error);
+    if (model->rope) model->device->kernels->write(model->device, model->rope, 0, table, bytes);
+    free(table);
+    return model->rope ? 0 : error->code;
+}
+
+/* ---- Scratch --------------------------------------------------------------------------------------- */
+
+static int make_step_buffers(struct model *model, struct error *error) {
+    struct scratch *scratch = &model->scratch;
+    struct step_rows *step = &scratch->step;
+    size_t rows = model->info.max_step_rows;
+    size_t blocks = (model->info.context + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+    /* A step has at most one sequence per row. */
+    if (!size_multiply(rows, blocks, &scratch->table_capacity)) {
+        return error_set(error, FATHOM_INVALID, "block table of %zu x %zu is too large", rows, blocks);
+    }
+    const struct {
+        struct buffer **buffer;
+        size_t count;
+    } parts[] = {
+        {&step->token, rows},
+        {&step->position, rows},
+        {&step->tier, rows},
+        {&step->slot, rows},
+        {&step->block_table, scratch->table_capacity},
+        {&scratch->wanted.indices, rows},
+        {&scratch->wanted.count, 1},
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        *parts[i].buffer =
+            model->device->kernels->buffer_create(model->device, parts[i].count * sizeof(int32_t), error);
+        if (!*parts[i].buffer) return error->code;
+    }
+    return 0;
+}
+
+static int make_activations(struct model *model, struct error *error) {
+    const struct config *config = &model->config;
+    struct scratch *scratch = &model->scratch;
+    size_t rows = model->info.max_step_rows;
+    size_t q = config->heads * config->head_size, k = config->kv_heads * config->head_size;
+    const struct {
+        struct buffer **buffer;
+        size_t width;
+    } parts[] = {
+        {&scratch->q, q},           {&scratch->k, k},  {&scratch->v, k},
+        {&scratch->mixed, q},       {&scratch->up, config->inner},
+        {&scratch->f, config->hidden}, {&scratch->logits, config->vocab},
+        {&scratch->gate, config->inner},
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        *parts[i].buffer = model->device->kernels->activation_create(model->device, rows, parts[i].width, error);
+        if (!*parts[i].buffer) return error->code;
+        model->info.scratch_bytes += model->device->kernels->buffer_bytes(*parts[i].buffer);
+    }
+    return 0;
+}
+
+static int make_host_results(struct model *model, struct error *error) {
+    struct host_results *host = &model->host;
+    size_t rows = model->info.max_step_rows, decisions = rows * model->info.sublayers;
+    host->logits = calloc(rows * model->config.vocab, sizeof *host->logits);
+    host->mix = calloc(decisions, sizeof *host->mix);
+    host->run = calloc(decisions, sizeof *host->run);
+    host->log_norm = calloc(rows, sizeof *host->log_norm);
+    if (host->logits && host->mix && host->run && host->log_norm) return 0;
+    return error_set(error, FATHOM_NO_MEMORY, "no memory for the results of a step of %zu rows", rows);
+}
+
+/* ---- Description ----------------------------------------------------------------------------------- */
+
+static void describe_flops(struct model *model) {
+    const struct config *config = &model->config;
+    struct model_info *info = &model->info;
+    double d = (double)config->hidden, blocks = (double)config->blocks;
+    double q = (double)(config->heads * config->head_size), k = (double)(config->kv_heads * config->head_size);
+    double gates = 2 * 2 * (double)config->directions * d; /* of both sub-layers: what a skip still costs */
+    double kv = 4 * d * k, matrices = config->activation == ACTIVATION_SILU_GATED ? 3 : 2;
+    bool omit = info->kv_policy == KV_OMIT;
+    info->flops_fixed = blocks * (gates + (omit ? 0 : kv));
+    info->flops_attn = blocks * (4 * d * q + (omit ? kv : 0));
+    info->flops_attn_per_context = blocks * 4 * q;
+    info->flops_mlp = blocks * matrices * 2 * d * (double)config->inner;
+}
+
+double model_skip_flops(const struct model *model, size_t sublayer, size_t context) {
+    const struct model_info *info = &model->info;
+    double blocks = (double)info->blocks;
+    if (sublayer % 2) return info->flops_mlp / blocks;
+    return (info->flops_attn + (double)context * info->flops_attn_per_context) / blocks;
+}
+
+static void describe_path(struct model_info *info, const char *path) {
+    snprintf(info->path, sizeof info->path, "%s", path);
+    size_t end = strlen(info->path);
+    while (end > 1 && info->path[end - 1] == '/') info->path[--end] = '\0';
+    const char *slash = strrchr(info->path, '/');
+    snprintf(info->name, sizeof info->name, "%.127s", slash && slash[1] ? slash + 1 : info->path);
+}
+
+static void describe_shape(struct model *model, const struct model_options *options) {
+    const struct config *config = &model->config;
+    const struct depth_table *depth = checkpoint_depth(model->checkpoint);
+    struct model_info *info = &model->info;
+    info->parameters = checkpoint_parameters(model->checkpoint);
+    info->vocab = config->vocab;
+    info->hidden = config->hidden;
+    info->blocks = config->blocks;
+    info->sublayers = 2 * config->blocks;
+    info->heads = config->heads;
+    info->kv_heads = config->kv_heads;
+    info->head_size = config->head_size;
+    info->inner = config->inner;
+    info->directions = config->directions;
+    info->context = config->context;
+    if (options->max_context && options->max_context < info->context) info->context = options->max_context;
+    info->max_step_rows = options->max_step_rows ? options->max_step_rows : DEFAULT_STEP_ROWS;
+    info->kv_policy = depth->kv_policy;
+    info->tier_count = depth->tier_count;
+    info->default_tier = depth->default_tier;
+    memcpy(info->tiers, depth->tiers, sizeof info->tiers);
+    describe_flops(model);
+}
+
+/* ---- Public ---------------------------------------------------------------------------------------- */
+
+/* bf16 weights lose nothing when the file is bf16; a wider file keeps its precision unless asked. */
+static enum dtype choose_weights(struct model *model, enum weight_type asked) {
+    if (asked == WEIGHTS_F32) return DTYPE_F32;
+    if (asked == WEIGHTS_BF16) return DTYPE_BF16;
+    struct tensor tensor;
+    const struct config *config = &model->config;
+    size_t q = config->heads * config->head_size;
+    const char *sample = "model.layers.0.self_attn.q_proj.weight";
+    if (checkpoint_tensor(model->checkpoint, sample, q, config->hidden, &tensor, NULL) != 0) return DTYPE_F32;
+    return tensor.type == DTYPE_BF16 ? device_preferred_weights(model->device) : DTYPE_F32;
+}
+
+static int open_device(struct model *model, const struct model_options *options, struct error *error) {
+    const struct config *config = &model->config;
+    size_t widths[] = {config->hidden, config->inner, config->heads * config->head_size}, widest = 0;
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+        if (widths[i] > widest) widest = widths[i];
+    }
+    struct device_options device = {
+        .name = options->device,
+        .threads = options->threads,
+        .isa = options->isa,
+        .max_rows = model->info.max_step_rows,
+        .max_width = widest,
+    };
+    int result = device_open(&device, &model->device, error);
+    if (result != 0) return result;
+    snprintf(model->info.device, sizeof model->info.device, "%s", model->device->description);
+    return 0;
+}
+
+/* The tokenizer is optional for whoever brings token ids; its ids must be ones that the model has. */
+static int load_tokenizer(struct model *model, const char *path, struct error *error) {
+    model->info.bos = model->config.bos;
+    model->info.eos = model->config.eos;
+    int result = tokenizer_load(path, &model->tokenizer, error);
+    if (result == FATHOM_NOT_FOUND) return 0;
+    if (result != 0) return result;
+    if (tokenizer_bos(model->tokenizer) >= 0) model->info.bos = tokenizer_bos(model->tokenizer);
+    if (tokenizer_eos(model->tokenizer) >= 0) model->info.eos = tokenizer_eos(model->tokenizer);
+    size_t size = tokenizer_size(model->tokenizer);
+    if (size <= model->config.vocab) return 0;
+    return error_set(error, FATHOM_INVALID, "tokenizer.json has %zu entries; config.json says vocab_size %zu", size,
+                     model->config.vocab);
+}
+
+static int load_weights(struct model *model, const struct model_options *options, struct error *error) {
+    struct loader loader = {model, options, choose_weights(model, options->weights), 0};
+    snprintf(model->info.weights, sizeof model->info.weights, "%s", loader.weights == DTYPE_F32 ? "f32" : "bf16");
+    const struct residual_kind *kind = &residual_nag;
+    int result = kind->create(model->device, model->checkpoint, model->info.max_step_rows, loader.weights,
+                              &model->residual, error);
+    if (result != 0) return result;
+    snprintf(model->info.residual, sizeof model->info.residual, "%s", kind->name);
+    model->layers = calloc(model->config.blocks, sizeof *model->layers);
+    if (!model->layers) return error_set(error, FATHOM_NO_MEMORY, "no memory for the layers");
+    for (size_t i = 0; i < model->config.blocks; i++) {
+        report(options, (double)i / (double)model->config.blocks, "packing weights");
+        if ((result = load_layer(&loader, i, error)) != 0) return result;
+    }
+    model->info.weight_bytes = loader.packed_bytes + kind->weight_bytes(model->residual);
+    return 0;
+}
+
+int model_load(const char *path, const struct model_options *options, struct model **out, struct error *error) {
+    static const struct model_options defaults;
+    struct error local = {0};
+    if (!error) error = &local; /* codes are read back from it below */
+    if (!options) options = &defaults;
+    if (options->max_step_rows > STEP_ROWS_MAX) {
+        return error_set(error, FATHOM_INVALID, "max_step_rows %zu is over the limit of %d", options->max_step_rows,
+                         STEP_ROWS_MAX);
+    }
+    struct model *model = calloc(1, sizeof *model);
+    if (!model) return error_set(error, FATHOM_NO_MEMORY, "no memory for the model");
+    report(options, 0, "mapping");
+    describe_path(&model->info, path);
+    int result = checkpoint_open(path, &model->checkpoint, error);
+    if (result == 0) {
+        model->config = *checkpoint_config(model->checkpoint);
+        describe_shape(model, options);
+        result = load_tokenizer(model, path, error);
+    }
+    if (result == 0) result = open_device(model, options, error);
+    if (result == 0) result = load_weights(model, options, error);
+    if (result == 0) result = make_rope(model, error);
+    if (result == 0) result = make_step_buffers(model, error);
+    if (result == 0) result = make_activations(model, error);
+    if (result == 0) result = make_host_results(model, error);
+    if (result != 0) {
+        model_destroy(model);
+        return result;
+    }
+    model->info.scratch_bytes += model->residual->kind->scratch_bytes(model->residual);
+    model->info.kv_block_bytes = model_kv_block_bytes(model);
+    report(options, 1, "packing weights");
+    *out = model;
+    return 0;
+}
+
+static void destroy_layer(struct model *model, struct layer *layer) {
+    struct matrix *matrices[] = {layer->q, layer->k, layer->v, layer->o, layer->gate, layer->up, layer->down};
+    for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++) {
+        model->device->kernels->matrix_destroy(model->device, matrices[i]);
+    }
+}
+
+static void destroy_scratch(struct model *model) {
+    struct scratch *scratch = &model->scratch;
+    struct step_rows *step = &scratch->step;
+    struct buffer *buffers[] = {
+        scratch->q,     scratch->k,     scratch->v,      scratch->mixed, scratch->gate,
+        scratch->up,    scratch->f,     scratch->logits, step->token,    step->position,
+        step->tier,     step->slot,     step->block_table, scratch->wanted.indices, scratch->wanted.count,
+        model->rope,
+    };
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) {
+        model->device->kernels->buffer_destroy(model->device, buffers[i]);
+    }
+}
+
+void model_destroy(struct model *model) {
+    if (!model) return;
+    if (model->device) {
+        for (size_t i = 0; model->layers && i < model->config.blocks; i++) destroy_layer(model, &model->layers[i]);
+        destroy_scratch(model);
+        if (model->residual) model->residual->kind->destroy(model->residual);
+        model->device->kernels->close(model->device);
+    }
+    free(model->layers);
+    free(model->host.logits);
+    free(model->host.mix);
+    free(model->host.run);
+    free(model->host.log_norm);
+    tokenizer_destroy(model->tokenizer);
+    checkpoint_close(model->checkpoint);
+    free(model);
+}
+
+const struct model_info *model_get_info(const struct model *model) {
+    return &model->info;
+}
+
+const struct tokenizer *model_get_tokenizer(const struct model *model) {
+    return model->tokenizer;
+}
+
+int model_find_tier(const struct model *model, const char *name) {
+    for (size_t i = 0; i < model->info.tier_count; i++) {
+        if (strcmp(model->info.tiers[i].name, name) == 0) return (int)i;
+    }
+    return FATHOM_NOT_FOUND;
+}

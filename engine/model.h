@@ -1,0 +1,51 @@
+/* A checkpoint packed on a device, and the scratch of one step. Private to the engine. */
+#ifndef FATHOM_MODEL_H
+#define FATHOM_MODEL_H
+
+#include "engine/checkpoint.h"
+#include "engine/forward.h"
+#include "engine/residual.h"
+
+struct layer {
+    struct matrix *q, *k, *v, *o;       /* [H*D, d], [G*D, d], [G*D, d], [d, H*D] */
+    struct matrix *gate, *up, *down;    /* [inner, d], [inner, d], [d, inner]; gate NULL when ungated */
+};
+
+/* Device memory of one step, made for max_step_rows rows. */
+struct scratch {
+    struct step_rows step;
+    struct buffer *q, *k, *v, *mixed; /* [rows, H*D], [rows, G*D], [rows, G*D], [rows, H*D] */
+    struct buffer *gate, *up;         /* [rows, inner] */
+    struct buffer *f;                 /* [rows, d] */
+    struct buffer *logits;            /* [rows, V] */
+    struct row_list wanted;           /* rows whose logits are asked for */
+    size_t table_capacity;            /* entries of step.block_table */
+};
+
+/* Host copies of what a step computed. */
+struct host_results {
+    float *logits, *mix, *log_norm;
+    uint8_t *run;
+};
+
+struct model {
+    struct model_info info;
+    struct config config;
+    struct checkpoint *checkpoint; /* stays open: calibration rewrites depth.json from it */
+    struct tokenizer *tokenizer;   /* NULL when the folder has no tokenizer.json */
+    struct device *device;
+    struct residual *residual;
+    struct layer *layers; /* [blocks] */
+    struct buffer *rope;  /* f32 [context, D] */
+    struct scratch scratch;
+    struct host_results host;
+};
+
+
+/* Bytes of one KV block, 16 tokens of all layers. */
+size_t model_kv_block_bytes(const struct model *model);
+
+/* FLOPs that a skip of the sub-layer saves for a row that sees `context` positions. (nag.md section 2) */
+double model_skip_flops(const struct model *model, size_t sublayer, size_t context);
+
+#endif

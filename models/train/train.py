@@ -1,0 +1,207 @@
+"""Trains a NAG with skipping on. Resumes by itself from OUT/last.pt.
+
+    python train.py --data DIR --out OUT [--tokens 12000000] [--rates 0,0,0,0.1,0.25,0.25,0.4,0.4]
+
+DIR comes from prepare.py. The sequences of one batch are trained at different skip rates (--rates, one
+per sequence): a sub-layer is skipped for a token where |g| is below a global tau per rate, and
+tau follows the rate that was reached, weighted by the FLOPs that each skip saves.
+`--rates 0` trains the dense network that the skipping one is compared with.
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import time
+
+import numpy as np
+import torch
+
+from model import Config, Model
+
+EVAL_RATES = (0.0, 0.10, 0.25, 0.40)
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=pathlib.Path, required=True)
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--tokens", type=float, default=12e6, help="training tokens in all")
+    parser.add_argument("--stop-at", type=float, default=0, help="stop early after this many tokens")
+    parser.add_argument("--rates", default="0,0,0,0.1,0.25,0.25,0.4,0.4")
+    parser.add_argument("--batch", type=int, default=8, help="sequences in a batch")
+    parser.add_argument("--length", type=int, default=512, help="tokens in a sequence")
+    parser.add_argument("--lr", type=float, default=2e-3, help="matrices; tables get twice, gates half of it")
+    parser.add_argument("--decay", type=float, default=0.3, help="last share of training: rate falls to zero")
+    parser.add_argument("--skip-from", type=int, default=300, help="full depth until this step")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--no-compile", action="store_true")
+    return parser.parse_args()
+
+
+class Windows:
+    """Non-overlapping windows of the token file, in an order fixed by the seed."""
+
+    def __init__(self, path, length, seed=None):
+        self.tokens = np.fromfile(path, dtype="<u2")
+        self.length = length
+        count = (len(self.tokens) - 1) // length
+        self.order = np.arange(count) if seed is None else np.random.default_rng(seed).permutation(count)
+
+    def batch(self, start, size):
+        rows = [self.order[i % len(self.order)] * self.length for i in range(start, start + size)]
+        block = np.stack([self.tokens[r : r + self.length + 1] for r in rows]).astype(np.int64)
+        block = torch.from_numpy(block)
+        return block[:, :-1].contiguous(), block[:, 1:].contiguous()
+
+
+class Thresholds:
+    """One tau per skip rate; tau follows the achieved rate, weighted by FLOPs saved."""
+
+    def __init__(self, config):
+        attention, mlp = config.sublayer_flops()
+        weights = np.array([attention, mlp] * config.num_hidden_layers)
+        self.weights = weights / weights.sum()
+        self.tau = {}
+
+    def start(self, sizes, rates):
+        """Quantiles of |g| over a batch; sizes [2N, batch, length]."""
+        flat = sizes.reshape(sizes.shape[0], -1).numpy()
+        weight = np.repeat(self.weights[:, None] / flat.shape[1], flat.shape[1], 1).ravel()
+        order = np.argsort(flat.ravel())
+        total = np.cumsum(weight[order])
+        for rate in rates:
+            if rate > 0:
+                index = min(int(np.searchsorted(total, rate)), len(order) - 1)
+                self.tau[rate] = float(flat.ravel()[order][index])
+
+    def column(self, rates):
+        return torch.tensor([[self.tau.get(rate, 0.0)] for rate in rates])
+
+    def achieved(self, sizes, tau):
+        """Share of FLOPs skipped, per sequence."""
+        skipped = (sizes < tau).float().mean(-1).numpy()  # [2N, batch]
+        return self.weights @ skipped
+
+    def follow(self, sizes, rates, tau):
+        got = self.achieved(sizes, tau)
+        for rate in self.tau:
+            mine = [got[i] for i, r in enumerate(rates) if r == rate]
+            if mine:
+                self.tau[rate] *= math.exp(0.3 * (rate - float(np.mean(mine))))
+
+
+def make_optimizer(model, lr):
+    matrices, tables, gates = [], [], []
+    for name, parameter in model.named_parameters():
+        if "_gate." in name or name == "log_gain":
+            gates.append(parameter)
+        elif name in ("embed", "head"):
+            tables.append(parameter)
+        else:
+            matrices.append(parameter)
+    groups = [
+        {"params": matrices, "base": lr, "weight_decay": 0.1},
+        {"params": tables, "base": 2 * lr, "weight_decay": 0.0},
+        {"params": gates, "base": lr / 2, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.97), eps=1e-10, foreach=True)
+
+
+@torch.no_grad()
+def evaluate(model, windows, thresholds, batch, batches=8):
+    """Perplexity, achieved skip and share of tokens that skip each sub-layer, per rate."""
+    result = {}
+    for rate in EVAL_RATES:
+        if rate > 0 and rate not in thresholds.tau:
+            continue
+        tau = thresholds.column([rate] * batch)
+        losses, skips, shares = [], [], []
+        for b in range(batches):
+            loss, sizes = model(*windows.batch(b * batch * 2, batch), tau, torch.ones(1))
+            losses.append(loss.mean().item())
+            skips.append(float(thresholds.achieved(sizes, tau).mean()))
+            shares.append((sizes < tau).float().mean((1, 2)).numpy())
+        share = np.mean(shares, 0)
+        result[f"{rate:.2f}"] = {
+            "perplexity": math.exp(float(np.mean(losses))),
+            "skip": float(np.mean(skips)),
+            "attn": [round(float(x), 3) for x in share[0::2]],
+            "mlp": [round(float(x), 3) for x in share[1::2]],
+        }
+    return result
+
+
+def main():
+    args = parse_arguments()
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(args.threads)
+    args.out.mkdir(parents=True, exist_ok=True)
+    rates = [float(x) for x in args.rates.split(",")]
+    rates = (rates * args.batch)[: args.batch]
+    config = Config(max_position_embeddings=args.length)
+    model = Model(config)
+    optimizer = make_optimizer(model, args.lr)
+    thresholds = Thresholds(config)
+    train = Windows(args.data / "train.u16", args.length, args.seed)
+    heldout = Windows(args.data / "heldout.u16", args.length)
+    per_step = args.batch * args.length
+    steps = math.ceil(args.tokens / per_step)
+    stop = min(steps, math.ceil((args.stop_at or args.tokens) / per_step))
+    first, average = 0, None
+    last = args.out / "last.pt"
+    if last.exists():
+        state = torch.load(last)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        thresholds.tau, first, average = state["tau"], state["step"], state["average"]
+        print(f"resumed at step {first}", flush=True)
+    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, {steps} steps", flush=True)
+    if not args.no_compile and hasattr(torch, "compile"):
+        model.compile()
+
+    def save(step):
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "tau": thresholds.tau}
+        torch.save({**state, "step": step, "average": average, "config": vars(config)}, args.out / "tmp.pt")
+        (args.out / "tmp.pt").replace(last)
+
+    started, done = time.time(), first
+    for step in range(first, stop):
+        scale = min(1.0, (step + 1) / 100, (steps - step) / (args.decay * steps))
+        for group in optimizer.param_groups:
+            group["lr"] = group["base"] * scale
+        ramp = torch.tensor([min(1.0, 0.1 + 0.9 * step / 200)])
+        skipping = step >= args.skip_from
+        tau = thresholds.column(rates if skipping else [0.0] * args.batch)
+        loss, sizes = model(*train.batch(step * args.batch, args.batch), tau, ramp)
+        loss.mean().backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if step + 1 == args.skip_from:
+            thresholds.start(sizes, rates)
+        elif skipping:
+            thresholds.follow(sizes, rates, tau)
+        value = loss.mean().item()
+        average = value if average is None else 0.98 * average + 0.02 * value
+        if (step + 1) % 20 == 0 or step == first:
+            speed = (step + 1 - done) * per_step / (time.time() - started)
+            left = (stop - step - 1) * per_step / speed
+            print(
+                f"step {step + 1}/{stop}  loss {average:.4f}  |g| {sizes.mean().item():.3f}  norm {norm.item():.2f}"
+                f"  tau {[round(t, 4) for t in thresholds.tau.values()]}  {speed:.0f} tok/s  left {left / 60:.0f} min",
+                flush=True,
+            )
+        if (step + 1) % 100 == 0 or step + 1 == stop:
+            save(step + 1)
+        if (step + 1) % 250 == 0 or step + 1 == stop:
+            report = {"step": step + 1, "tokens": (step + 1) * per_step, "rates": evaluate(model, heldout, thresholds, args.batch)}
+            with open(args.out / "eval.jsonl", "a") as log:
+                log.write(json.dumps(report) + "\n")
+            line = "  ".join(f"{k}: {v['perplexity']:.3f} (skip {v['skip']:.3f})" for k, v in report["rates"].items())
+            print(f"held-out  {line}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

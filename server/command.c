@@ -1,0 +1,72 @@
+#include "server/command.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { BAR_WIDTH = 30 };
+#define TEXT_LIMIT ((size_t)1 << 30)
+
+int command_fail(const char *name, const struct error *error, int code) {
+    fprintf(stderr, "fathom %s: %s\n", name, error->message);
+    return code;
+}
+
+void command_bar(const char *label, double fraction, const char *detail) {
+    if (!isatty(STDERR_FILENO)) return;
+    char bar[BAR_WIDTH + 1];
+    for (int i = 0; i < BAR_WIDTH; i++) bar[i] = fraction * BAR_WIDTH > i ? '#' : ' ';
+    bar[BAR_WIDTH] = '\0';
+    fprintf(stderr, "\r%s [%s] %3.0f %%  %s\x1b[K", label, bar, 100 * fraction, detail);
+}
+
+void command_bar_clear(void) {
+    if (isatty(STDERR_FILENO)) fprintf(stderr, "\r\x1b[K");
+}
+
+static void show_loading(void *context, double fraction, const char *phase) {
+    (void)context;
+    command_bar("loading", fraction, phase);
+}
+
+int model_flags_options(const struct model_flags *flags, struct model_options *options, struct error *error) {
+    static const char *const names[] = {[WEIGHTS_AUTO] = "auto", [WEIGHTS_F32] = "f32", [WEIGHTS_BF16] = "bf16"};
+    *options = (struct model_options){
+        .device = flags->device,
+        .isa = flags->isa,
+        .threads = flags->threads,
+        .max_context = flags->max_context,
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (strcmp(flags->weights, names[i]) != 0) continue;
+        options->weights = (enum weight_type)i;
+        return 0;
+    }
+    return error_set(error, FATHOM_INVALID, "--weights must be auto, f32 or bf16; got '%s'", flags->weights);
+}
+
+int command_load_model(const char *path, const struct model_flags *flags, struct model **model, struct error *error) {
+    struct model_options options;
+    int result = model_flags_options(flags, &options, error);
+    if (result != 0) return result;
+    options.progress = show_loading;
+    result = model_load(path, &options, model, error);
+    command_bar_clear();
+    return result;
+}
+
+int command_read_tokens(const struct model *model, const char *path, struct token_list *tokens, size_t *bytes,
+                        struct error *error) {
+    char *text;
+    size_t size;
+    if (!model_get_tokenizer(model)) {
+        return error_set(error, FATHOM_UNSUPPORTED, "the model has no tokenizer.json, so text cannot be read");
+    }
+    int result = file_read(path, TEXT_LIMIT, &text, &size, error);
+    if (result != 0) return result;
+    result = tokenizer_encode(model_get_tokenizer(model), text, size, false, tokens, error);
+    free(text);
+    if (bytes) *bytes = size;
+    return result;
+}

@@ -1,0 +1,51 @@
+/* The sub-commands, and what they share: flags that say how a model is loaded, a loading bar, text files. */
+#ifndef FATHOM_COMMAND_H
+#define FATHOM_COMMAND_H
+
+#include "engine/engine.h"
+#include "server/flags.h"
+
+enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
+
+/* Each takes argv[0] = its own name and returns the process's exit code. */
+int cmd_serve(int argc, char **argv);
+int cmd_generate(int argc, char **argv);
+int cmd_eval(int argc, char **argv);
+int cmd_calibrate(int argc, char **argv);
+int cmd_inspect(int argc, char **argv);
+
+/* How a model is loaded. Put MODEL_FLAGS(variable) into the command's table of flags. */
+struct model_flags {
+    const char *device, *weights, *isa;
+    size_t threads, max_context;
+};
+
+#define MODEL_FLAGS_DEFAULT {.device = "auto", .weights = "auto"}
+#define MODEL_FLAGS(m)                                                                             \
+    {"device", 0, FLAG_TEXT, "D", "auto, cpu or cuda:N (auto)", &(m).device, 0, 0},                \
+        {"threads", 0, FLAG_COUNT, "N", "compute threads, 0 for one per processor (0)", &(m).threads, 0, 64}, \
+        {"weights", 0, FLAG_TEXT, "T", "auto, f32 or bf16 (auto)", &(m).weights, 0, 0},            \
+        {"max-context", 0, FLAG_COUNT, "N", "longest prompt + completion, tokens (the model's)",   \
+         &(m).max_context, 0, 16777216},                                                           \
+    {                                                                                              \
+        "isa", 0, FLAG_TEXT, "I", "avx512bf16, avx512, avx2 or portable (best there is)", &(m).isa, 0, 0 \
+    }
+
+/* Turns flags into options; an unknown weight type is FATHOM_INVALID. */
+int model_flags_options(const struct model_flags *flags, struct model_options *options, struct error *error);
+
+/* Loads with a bar on standard error when that is a terminal. */
+int command_load_model(const char *path, const struct model_flags *flags, struct model **model, struct error *error);
+
+/* Reads a text file and tokenizes it; *bytes (may be NULL) is its size. */
+int command_read_tokens(const struct model *model, const char *path, struct token_list *tokens, size_t *bytes,
+                        struct error *error);
+
+/* Prints "fathom NAME: message" and returns `code`. */
+int command_fail(const char *name, const struct error *error, int code);
+
+/* Draws "label [####    ] 42 %  detail" on standard error over the last one, if it is a terminal. */
+void command_bar(const char *label, double fraction, const char *detail);
+void command_bar_clear(void);
+
+#endif
