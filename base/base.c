@@ -20,7 +20,8 @@ static void replace_controls(char *text) {
 /* A message cut in the middle of a UTF-8 character would be invalid UTF-8: drop the torn tail. */
 static void trim_torn_utf8(char *text) {
     size_t length = strlen(text), start = length;
-    while (start > 0 && length - start < 4 && ((unsigned char)text[start - 1] & 0xC0) == 0x80) start--;
+    while (start > 0 && length - start < 4 && ((unsigned char)text[start - 1] & 0xC0) == 0x80)
+        start--;
     if (start == 0) return;
     unsigned char lead = (unsigned char)text[start - 1];
     size_t need = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : lead >= 0xC0 ? 2 : 1;
@@ -69,8 +70,9 @@ int size_parse(const char *text, size_t *bytes, struct error *error) {
         }
         return 0;
     }
-    return error_set(error, FATHOM_INVALID,
-                     "'%s' is not a size: give a whole number of bytes, KiB, MiB or GiB, as in 512MiB", text);
+    return error_set(
+        error, FATHOM_INVALID,
+        "'%s' is not a size: give a whole number of bytes, KiB, MiB or GiB, as in 512MiB", text);
 }
 
 const char *size_format(size_t bytes, char *out, size_t out_size) {
@@ -108,7 +110,8 @@ int file_read(const char *path, size_t limit, char **data, size_t *size, struct 
     while (result == 0 && filled < (size_t)status.st_size) {
         ssize_t got = read(file, buffer + filled, (size_t)status.st_size - filled);
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0) result = error_set(error, FATHOM_IO, "cannot read %s: %s", path, strerror(errno));
+        if (got < 0)
+            result = error_set(error, FATHOM_IO, "cannot read %s: %s", path, strerror(errno));
         if (got == 0) break; /* the file shrank: what there is */
         if (got > 0) filled += (size_t)got;
     }

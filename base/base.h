@@ -27,11 +27,13 @@ struct error {
     char message[480]; /* NUL-terminated UTF-8, cut to fit; control characters replaced by '?' */
 };
 
-/* Fills `error` (which may be NULL) and returns `code`, so that a caller can `return error_set(...)`. */
+/* Fills `error` (which may be NULL) and returns `code`, so that a caller can `return
+ * error_set(...)`. */
 int error_set(struct error *error, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Puts "prefix: " before the message, to say in which file or field it happened. Returns the code. */
+/* Puts "prefix: " before the message, to say in which file or field it happened. Returns the code.
+ */
 int error_prefix(struct error *error, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
@@ -55,7 +57,8 @@ int size_parse(const char *text, size_t *bytes, struct error *error);
 /* Writes "17.2 MiB" style text into `out`; returns `out`. */
 const char *size_format(size_t bytes, char *out, size_t out_size);
 
-/* Reads a whole file of at most `limit` bytes. *data is malloc'd, NUL-terminated after *size bytes. */
+/* Reads a whole file of at most `limit` bytes. *data is malloc'd, NUL-terminated after *size bytes.
+ */
 int file_read(const char *path, size_t limit, char **data, size_t *size, struct error *error);
 
 /* Monotonic nanoseconds since some fixed point. */

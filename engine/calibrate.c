@@ -1,9 +1,9 @@
 /* Finds the thresholds of every tier: nag.md section 3.
  *
- * One number decides a tier: tau, a size of step; a sub-layer is skipped where |g| < tau. tau is the quantile
- * of |g|, pooled over sub-layers and tokens with the FLOPs that a skip saves as weights. Skipping changes
- * the directions that later sub-layers see, so the text is run again with the thresholds in force until
- * the achieved rate is the wanted one. */
+ * One number decides a tier: tau, a size of step; a sub-layer is skipped where |g| < tau. tau is
+ * the quantile of |g|, pooled over sub-layers and tokens with the FLOPs that a skip saves as
+ * weights. Skipping changes the directions that later sub-layers see, so the text is run again with
+ * the thresholds in force until the achieved rate is the wanted one. */
 #include "engine/measure.h"
 
 #include <math.h>
@@ -34,7 +34,8 @@ static void say(const struct calibration *calibration, const char *line) {
     if (calibration->progress) calibration->progress(calibration->progress_context, line);
 }
 
-/* Runs the text with fit->theta in force as tier `tier`; fills the samples and returns the achieved rate. */
+/* Runs the text with fit->theta in force as tier `tier`; fills the samples and returns the achieved
+ * rate. */
 static double run_round(struct fit *fit, size_t tier) {
     struct model *model = fit->model;
     const struct calibration *text = fit->calibration;
@@ -52,7 +53,8 @@ static double run_round(struct fit *fit, size_t tier) {
                 for (size_t i = 0; i < rows; i++) {
                     size_t cell = l * max_rows + i;
                     double flops = model_skip_flops(model, l, first + i + 1);
-                    double size = model->residual->kind->step_size(model->residual, l, (double)result.mix[cell]);
+                    double size = model->residual->kind->step_size(model->residual, l,
+                                                                   (double)result.mix[cell]);
                     fit->samples[fit->sample_count++] = (struct sample){(float)size, (float)flops};
                     savable += flops;
                     if (!result.run[cell]) saved += flops;
@@ -87,7 +89,8 @@ static void theta_from_size(struct fit *fit, double tau) {
 }
 
 /* Fits one tier; leaves the best thresholds in fit->theta. */
-static int fit_tier(struct fit *fit, size_t tier, const struct calibration_target *target, struct error *error) {
+static int fit_tier(struct fit *fit, size_t tier, const struct calibration_target *target,
+                    struct error *error) {
     size_t sublayers = fit->model->info.sublayers;
     memset(fit->theta, 0, sublayers * sizeof *fit->theta);
     run_round(fit, tier);
@@ -97,8 +100,8 @@ static int fit_tier(struct fit *fit, size_t tier, const struct calibration_targe
         theta_from_size(fit, tau);
         double achieved = run_round(fit, tier);
         char line[160];
-        snprintf(line, sizeof line, "%-10s round %d: |g| < %.5f skips %.2f %% (target %.2f %%)", target->name, round,
-                 tau, 100 * achieved, 100 * target->skip);
+        snprintf(line, sizeof line, "%-10s round %d: |g| < %.5f skips %.2f %% (target %.2f %%)",
+                 target->name, round, tau, 100 * achieved, 100 * target->skip);
         say(fit->calibration, line);
         double miss = fabs(achieved - target->skip);
         if (miss < best_miss) {
@@ -109,12 +112,14 @@ static int fit_tier(struct fit *fit, size_t tier, const struct calibration_targe
     theta_from_size(fit, best_tau);
     if (best_miss <= TOLERANCE) return 0;
     return error_set(error, FATHOM_UNSUPPORTED,
-                     "tier '%s': the nearest rate to %.1f %% is %.1f points away; its sub-layers do not skip gradually",
+                     "tier '%s': the nearest rate to %.1f %% is %.1f points away; its sub-layers "
+                     "do not skip gradually",
                      target->name, 100 * target->skip, 100 * best_miss);
 }
 
 /* Measures a tier that is in force on the device and writes its figures into the table. */
-static int measure_tier(struct fit *fit, struct depth_table *table, size_t tier, struct error *error) {
+static int measure_tier(struct fit *fit, struct depth_table *table, size_t tier,
+                        struct error *error) {
     const struct calibration *text = fit->calibration;
     struct evaluate_options options = {.window = text->window};
     struct evaluation evaluation;
@@ -130,7 +135,8 @@ static int measure_tier(struct fit *fit, struct depth_table *table, size_t tier,
     info->flops_per_token = evaluation.flops_per_token;
     free(evaluation.sublayer_skip);
     char line[160];
-    snprintf(line, sizeof line, "%-10s perplexity %.3f, skips %.1f %% of attention and %.1f %% of MLP", info->name,
+    snprintf(line, sizeof line,
+             "%-10s perplexity %.3f, skips %.1f %% of attention and %.1f %% of MLP", info->name,
              info->perplexity, 100 * info->attn_skip, 100 * info->mlp_skip);
     say(text, line);
     return 0;
@@ -138,20 +144,22 @@ static int measure_tier(struct fit *fit, struct depth_table *table, size_t tier,
 
 static int check_targets(const struct calibration *calibration, struct error *error) {
     if (calibration->count < 2) {
-        return error_set(error, FATHOM_INVALID, "%zu tokens of text are too few to calibrate on", calibration->count);
+        return error_set(error, FATHOM_INVALID, "%zu tokens of text are too few to calibrate on",
+                         calibration->count);
     }
     if (calibration->target_count == 0 || calibration->target_count > TIERS_MAX - 1) {
-        return error_set(error, FATHOM_INVALID, "%zu targets; 1 to %d are possible", calibration->target_count,
-                         TIERS_MAX - 1);
+        return error_set(error, FATHOM_INVALID, "%zu targets; 1 to %d are possible",
+                         calibration->target_count, TIERS_MAX - 1);
     }
     for (size_t i = 0; i < calibration->target_count; i++) {
         const struct calibration_target *target = &calibration->targets[i];
         if (!(target->skip > 0 && target->skip <= 0.95)) {
-            return error_set(error, FATHOM_INVALID, "tier '%s': skip %g is not in (0, 0.95]", target->name,
-                             target->skip);
+            return error_set(error, FATHOM_INVALID, "tier '%s': skip %g is not in (0, 0.95]",
+                             target->name, target->skip);
         }
         if (strcmp(target->name, FULL_TIER_NAME) == 0) {
-            return error_set(error, FATHOM_INVALID, "'%s' always exists and skips nothing", FULL_TIER_NAME);
+            return error_set(error, FATHOM_INVALID, "'%s' always exists and skips nothing",
+                             FULL_TIER_NAME);
         }
     }
     return 0;
@@ -169,7 +177,8 @@ static int fit_create(struct model *model, const struct calibration *calibration
     }
     fit->theta = calloc(sublayers, sizeof *fit->theta);
     if (fit->samples && fit->theta) return 0;
-    return error_set(error, FATHOM_NO_MEMORY, "no memory for %zu tokens of %zu sub-layers; give less text",
+    return error_set(error, FATHOM_NO_MEMORY,
+                     "no memory for %zu tokens of %zu sub-layers; give less text",
                      calibration->count, sublayers);
 }
 
@@ -179,7 +188,8 @@ static void fit_destroy(struct fit *fit) {
     free(fit->theta);
 }
 
-int model_calibrate(struct model *model, const struct calibration *calibration, struct error *error) {
+int model_calibrate(struct model *model, const struct calibration *calibration,
+                    struct error *error) {
     int result = check_targets(calibration, error);
     if (result != 0) return result;
     const struct depth_table *current = checkpoint_depth(model->checkpoint);

@@ -1,7 +1,7 @@
 /* What a checkpoint folder holds, checked: config.json, tensors by name, depth.json.
  *
- * The folder is hostile input. Every count, shape, offset and type is checked against limits and against
- * the file sizes before use; an error names the file, the key or tensor, and the limit.
+ * The folder is hostile input. Every count, shape, offset and type is checked against limits and
+ * against the file sizes before use; an error names the file, the key or tensor, and the limit.
  */
 #ifndef FATHOM_CHECKPOINT_H
 #define FATHOM_CHECKPOINT_H
@@ -11,8 +11,8 @@
 
 enum nag_head { NAG_HEAD_COSINE, NAG_HEAD_RMSNORM };
 
-/* config.json, with every default resolved. Limits: vocab <= 4 Mi, hidden <= 32768, blocks <= 1024, heads <= 1024,
- * head size <= 1024 and even, inner <= 262144, directions <= 1024, context <= 16 Mi,
+/* config.json, with every default resolved. Limits: vocab <= 4 Mi, hidden <= 32768, blocks <= 1024,
+ * heads <= 1024, head size <= 1024 and even, inner <= 262144, directions <= 1024, context <= 16 Mi,
  * rope_theta 1..1e12, qk_scale 1e-6..1e6. */
 struct config {
     size_t vocab, hidden, blocks, heads, kv_heads, head_size, inner, context, directions;
@@ -51,8 +51,8 @@ size_t checkpoint_parameters(const struct checkpoint *checkpoint);
 
 /* Finds a tensor and checks its shape (rank 1 or 2; `columns` 0 means rank 1 with `rows` elements;
  * a scalar counts as [1]). */
-int checkpoint_tensor(const struct checkpoint *checkpoint, const char *name, size_t rows, size_t columns,
-                      struct tensor *tensor, struct error *error);
+int checkpoint_tensor(const struct checkpoint *checkpoint, const char *name, size_t rows,
+                      size_t columns, struct tensor *tensor, struct error *error);
 
 /* Writes a tensor's elements as f32 into out[rows * columns]; NaN or infinity is FATHOM_INVALID. */
 int tensor_to_f32(const struct tensor *tensor, float *out, struct error *error);

@@ -11,7 +11,8 @@
 
 #include "base/base.h"
 
-/* ---- Model ------------------------------------------------------------------------------------- */
+/* ---- Model -------------------------------------------------------------------------------------
+ */
 
 #define TIER_NAME_MAX 32
 #define TIERS_MAX     16
@@ -26,7 +27,8 @@ struct model_options {
     size_t threads;           /* 0: one per processor */
     size_t max_context;       /* 0: the checkpoint's max_position_embeddings; never more than it */
     size_t max_step_rows;     /* rows of one step, decode and prefill together; 0: 256 */
-    /* Called from the loading thread with 0..1 and the phase's name ("mapping", "packing weights"). */
+    /* Called from the loading thread with 0..1 and the phase's name ("mapping", "packing weights").
+     */
     void (*progress)(void *context, double fraction, const char *phase);
     void *progress_context;
 };
@@ -40,19 +42,20 @@ struct tier_info {
 
 struct model_info {
     char path[512];
-    char name[128];        /* last component of the path */
-    char residual[16];     /* "nag" */
-    char device[96];       /* as struct device's description */
-    char weights[8];       /* "f32", "bf16" */
-    size_t parameters, vocab, hidden, blocks, sublayers, heads, kv_heads, head_size, inner, directions;
-    size_t context;           /* longest prompt + completion, tokens */
+    char name[128];    /* last component of the path */
+    char residual[16]; /* "nag" */
+    char device[96];   /* as struct device's description */
+    char weights[8];   /* "f32", "bf16" */
+    size_t parameters, vocab, hidden, blocks, sublayers, heads, kv_heads, head_size, inner,
+        directions;
+    size_t context; /* longest prompt + completion, tokens */
     size_t max_step_rows;
-    int32_t bos, eos;         /* the tokenizer's, else config.json's; -1: none */
+    int32_t bos, eos; /* the tokenizer's, else config.json's; -1: none */
     enum kv_policy kv_policy;
-    size_t weight_bytes;      /* packed, on the device */
-    size_t scratch_bytes;     /* activations of a step */
-    size_t kv_block_bytes;    /* 16 tokens */
-    size_t tier_count;        /* >= 1; "full" always exists */
+    size_t weight_bytes;   /* packed, on the device */
+    size_t scratch_bytes;  /* activations of a step */
+    size_t kv_block_bytes; /* 16 tokens */
+    size_t tier_count;     /* >= 1; "full" always exists */
     size_t default_tier;
     struct tier_info tiers[TIERS_MAX];
     /* FLOPs of the blocks per token (no head): every sub-layer run, at a context of T tokens is
@@ -88,18 +91,20 @@ struct token_list {
 int tokenizer_load(const char *folder, struct tokenizer **tokenizer, struct error *error);
 void tokenizer_destroy(struct tokenizer *tokenizer); /* NULL is allowed */
 
-/* Appends the ids of `text` (any bytes; not NUL-terminated) to `out`. parse_special: added tokens marked
- * special are recognised in the text; otherwise they are ordinary characters. */
-int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t length, bool parse_special,
-                     struct token_list *out, struct error *error);
+/* Appends the ids of `text` (any bytes; not NUL-terminated) to `out`. parse_special: added tokens
+ * marked special are recognised in the text; otherwise they are ordinary characters. */
+int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t length,
+                     bool parse_special, struct token_list *out, struct error *error);
 
-/* The bytes of one token, never NULL; *length 0 for an id outside the vocabulary. Not necessarily whole
- * UTF-8 characters. A special token gives the text it is written as. */
+/* The bytes of one token, never NULL; *length 0 for an id outside the vocabulary. Not necessarily
+ * whole UTF-8 characters. A special token gives the text it is written as. */
 const char *tokenizer_bytes(const struct tokenizer *tokenizer, int32_t id, size_t *length);
 bool tokenizer_is_special(const struct tokenizer *tokenizer, int32_t id);
-size_t tokenizer_size(const struct tokenizer *tokenizer);       /* ids are below this */
-int32_t tokenizer_find(const struct tokenizer *tokenizer, const char *text); /* id of a token as written, or -1 */
-bool tokenizer_adds_bos(const struct tokenizer *tokenizer);     /* add_bos_token of tokenizer_config.json */
+size_t tokenizer_size(const struct tokenizer *tokenizer); /* ids are below this */
+int32_t tokenizer_find(const struct tokenizer *tokenizer,
+                       const char *text); /* id of a token as written, or -1 */
+bool tokenizer_adds_bos(
+    const struct tokenizer *tokenizer); /* add_bos_token of tokenizer_config.json */
 /* -1 if there is none. From tokenizer_config.json; the model's config.json is the fallback. */
 int32_t tokenizer_bos(const struct tokenizer *tokenizer);
 int32_t tokenizer_eos(const struct tokenizer *tokenizer);
@@ -107,20 +112,23 @@ int32_t tokenizer_eos(const struct tokenizer *tokenizer);
 /* ---- Engine -------------------------------------------------------------------------------------
  * One thread owns sequences, KV blocks and the scheduler. Other threads talk to it by message. */
 
-#define TOP_LOGPROBS_MAX   20
-#define LOGIT_BIAS_MAX     1024
-#define STOP_TOKENS_MAX    64
-#define BODY_AUTO          0 /* the engine chooses */
-#define BODY_DENSE         1 /* tests: run everything, then mask */
-#define BODY_GATHER        2 /* tests: pack, run, scatter */
+#define TOP_LOGPROBS_MAX 20
+#define LOGIT_BIAS_MAX   1024
+#define STOP_TOKENS_MAX  64
+#define BODY_AUTO        0 /* the engine chooses */
+#define BODY_DENSE       1 /* tests: run everything, then mask */
+#define BODY_GATHER      2 /* tests: pack, run, scatter */
 
 struct engine_options {
     size_t kv_budget;     /* bytes of the KV arena, all of it taken and touched at start */
     size_t max_sequences; /* running at once; 0: 256 */
-    size_t queue_limit;   /* requests accepted and not yet finished beyond the running ones; 0: 1024 */
-    size_t prefill_chunk; /* most prompt tokens of one sequence in a step; 0: no limit but the step's rows */
+    size_t
+        queue_limit; /* requests accepted and not yet finished beyond the running ones; 0: 1024 */
+    size_t prefill_chunk; /* most prompt tokens of one sequence in a step; 0: no limit but the
+                             step's rows */
     int body;             /* BODY_* */
-    /* Called from the engine thread when there are new events; must not block (uv_async_send is meant). */
+    /* Called from the engine thread when there are new events; must not block (uv_async_send is
+     * meant). */
     void (*notify)(void *context);
     void *notify_context;
 };
@@ -132,31 +140,31 @@ struct logit_bias {
 
 /* All ranges are checked by engine_submit; api/ checks them first to name the JSON field. */
 struct sampling {
-    float temperature;         /* 0..2; 0 is greedy (lowest id among equals) */
-    float top_p;               /* (0, 1]; 1 is off */
-    float min_p;               /* [0, 1]; 0 is off */
-    int32_t top_k;             /* 0 is off */
+    float temperature;                         /* 0..2; 0 is greedy (lowest id among equals) */
+    float top_p;                               /* (0, 1]; 1 is off */
+    float min_p;                               /* [0, 1]; 0 is off */
+    int32_t top_k;                             /* 0 is off */
     float presence_penalty, frequency_penalty; /* -2..2; over generated tokens */
-    float repetition_penalty;  /* (0, 2]; 1 is off; over prompt and generated tokens */
-    uint64_t seed;             /* the draw for position i is a function of (seed, i) alone */
+    float repetition_penalty;      /* (0, 2]; 1 is off; over prompt and generated tokens */
+    uint64_t seed;                 /* the draw for position i is a function of (seed, i) alone */
     const struct logit_bias *bias; /* copied */
-    size_t bias_count;         /* up to LOGIT_BIAS_MAX */
+    size_t bias_count;             /* up to LOGIT_BIAS_MAX */
 };
 
 struct engine_request {
-    uint64_t id;            /* the caller's, not in use */
-    const int32_t *prompt;  /* copied; 1..context tokens, each in the vocabulary */
+    uint64_t id;           /* the caller's, not in use */
+    const int32_t *prompt; /* copied; 1..context tokens, each in the vocabulary */
     size_t prompt_length;
-    size_t max_tokens;      /* prompt_length + max_tokens <= context; 0: score the prompt only */
-    size_t min_tokens;      /* end-of-text and stop_tokens cannot be drawn before */
+    size_t max_tokens; /* prompt_length + max_tokens <= context; 0: score the prompt only */
+    size_t min_tokens; /* end-of-text and stop_tokens cannot be drawn before */
     bool ignore_eos;
     const int32_t *stop_tokens; /* copied; drawing one finishes, with FINISH_STOP */
     size_t stop_token_count;
-    int32_t tier;           /* index into model_info.tiers; fixed for the request's life */
-    int32_t priority;       /* lower first */
+    int32_t tier;     /* index into model_info.tiers; fixed for the request's life */
+    int32_t priority; /* lower first */
     struct sampling sampling;
-    int32_t top_logprobs;   /* -1: none at all; 0..20: the token's own and that many best */
-    bool prompt_logprobs;   /* one EVENT_PROMPT per prompt token; needs top_logprobs >= 0 */
+    int32_t top_logprobs; /* -1: none at all; 0..20: the token's own and that many best */
+    bool prompt_logprobs; /* one EVENT_PROMPT per prompt token; needs top_logprobs >= 0 */
 };
 
 enum engine_event_kind {
@@ -168,15 +176,16 @@ enum finish_reason { FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED, FINISH_ERROR 
 
 struct token_logprob {
     int32_t token;
-    float logprob; /* natural; of the model's distribution at temperature 1 before top_k/top_p/min_p, after
-                      bias and penalties; -inf possible */
+    float logprob; /* natural; of the model's distribution at temperature 1 before
+                      top_k/top_p/min_p, after bias and penalties; -inf possible */
 };
 
 /* Filled in EVENT_FINISHED. */
 struct engine_usage {
     size_t prompt_tokens, cached_tokens, completion_tokens;
-    uint64_t attn_run, attn_total, mlp_run, mlp_total; /* sub-layers, over all rows of the request, recomputation excluded */
-    uint64_t queue_ns, prefill_ns, decode_ns;          /* waiting; first row to first token; the rest */
+    uint64_t attn_run, attn_total, mlp_run,
+        mlp_total; /* sub-layers, over all rows of the request, recomputation excluded */
+    uint64_t queue_ns, prefill_ns, decode_ns; /* waiting; first row to first token; the rest */
     uint32_t preemptions;
 };
 
@@ -185,13 +194,13 @@ struct engine_event {
     enum engine_event_kind kind;
     enum finish_reason finish; /* EVENT_FINISHED */
     int32_t token;
-    bool is_stop;              /* EVENT_TOKEN: end-of-text or a stop token; its text is not shown */
-    float logprob;             /* when asked for; NAN at prompt position 0 */
-    uint16_t depth;            /* sub-layers that ran for the row that predicted this token (EVENT_TOKEN), or of
-                                  this prompt token's own row (EVENT_PROMPT) */
+    bool is_stop;   /* EVENT_TOKEN: end-of-text or a stop token; its text is not shown */
+    float logprob;  /* when asked for; NAN at prompt position 0 */
+    uint16_t depth; /* sub-layers that ran for the row that predicted this token (EVENT_TOKEN), or
+                       of this prompt token's own row (EVENT_PROMPT) */
     uint16_t top_count;
     struct token_logprob top[TOP_LOGPROBS_MAX]; /* descending; ties by lower id */
-    struct engine_usage usage; /* EVENT_FINISHED */
+    struct engine_usage usage;                  /* EVENT_FINISHED */
 };
 
 #define STEP_TIME_BUCKETS 24
@@ -201,7 +210,8 @@ struct engine_stats {
     size_t running, waiting;
     size_t kv_blocks_used, kv_blocks_total;
     size_t kv_bytes_used, kv_bytes_budget;
-    uint64_t prompt_tokens, generated_tokens; /* prompt rows executed (recomputed ones too), tokens drawn */
+    uint64_t prompt_tokens,
+        generated_tokens; /* prompt rows executed (recomputed ones too), tokens drawn */
     uint64_t steps, step_rows, preemptions, cancelled;
     uint64_t attn_run[TIERS_MAX], attn_skipped[TIERS_MAX]; /* sub-layers x rows */
     uint64_t mlp_run[TIERS_MAX], mlp_skipped[TIERS_MAX];
@@ -213,20 +223,21 @@ struct engine_stats {
 
 struct engine;
 
-/* Allocates and touches the KV arena and all queues, starts the thread. The model must outlive it. A
- * budget smaller than one block for one sequence is FATHOM_INVALID. */
+/* Allocates and touches the KV arena and all queues, starts the thread. The model must outlive it.
+ * A budget smaller than one block for one sequence is FATHOM_INVALID. */
 int engine_create(struct model *model, const struct engine_options *options, struct engine **engine,
                   struct error *error);
 
 /* Cancels everything, joins the thread, frees. Events not taken are dropped. NULL is allowed. */
 void engine_destroy(struct engine *engine);
 
-/* Any one thread at a time. 0, FATHOM_INVALID (error names the field), FATHOM_FULL (queue), or FATHOM_NO_MEMORY
- * when prompt + max_tokens could never fit the KV budget. Never blocks on a step. */
+/* Any one thread at a time. 0, FATHOM_INVALID (error names the field), FATHOM_FULL (queue), or
+ * FATHOM_NO_MEMORY when prompt + max_tokens could never fit the KV budget. Never blocks on a step.
+ */
 int engine_submit(struct engine *engine, const struct engine_request *request, struct error *error);
 
-/* The request's EVENT_FINISHED follows within one step (FINISH_CANCELLED unless it finished before).
- * An unknown id is ignored. */
+/* The request's EVENT_FINISHED follows within one step (FINISH_CANCELLED unless it finished
+ * before). An unknown id is ignored. */
 void engine_cancel(struct engine *engine, uint64_t id);
 
 /* Takes up to `capacity` events in order; returns how many. One consuming thread. */
@@ -240,16 +251,18 @@ void engine_get_stats(struct engine *engine, struct engine_stats *stats);
 /* Most tokens that one sequence can hold under the KV budget (at most the context). */
 size_t engine_max_sequence(const struct engine *engine);
 
-/* ---- Measuring ---------------------------------------------------------------------------------- */
+/* ---- Measuring ----------------------------------------------------------------------------------
+ */
 
 struct evaluation {
-    size_t tokens;         /* predicted tokens */
-    double perplexity;     /* exp(mean negative log-likelihood, natural) */
-    double bits_per_byte;  /* 0 when unknown */
+    size_t tokens;              /* predicted tokens */
+    double perplexity;          /* exp(mean negative log-likelihood, natural) */
+    double bits_per_byte;       /* 0 when unknown */
     double attn_skip, mlp_skip; /* shares of sub-layers x rows */
-    double flops_skip;     /* share of what skips can save, in FLOPs: what target_skip means */
+    double flops_skip;          /* share of what skips can save, in FLOPs: what target_skip means */
     double flops_per_token, flops_per_token_full; /* of the blocks, executed and at full depth */
-    float *sublayer_skip;  /* [sublayers] share of rows that skipped; malloc'd, the caller frees it */
+    float
+        *sublayer_skip; /* [sublayers] share of rows that skipped; malloc'd, the caller frees it */
     double seconds;
 };
 
@@ -260,10 +273,11 @@ struct evaluate_options {
     void *progress_context;
 };
 
-/* Perplexity of a token sequence at a tier: cut into windows, the first token of each is not predicted.
- * Uses the model directly: no engine may be running on it. */
+/* Perplexity of a token sequence at a tier: cut into windows, the first token of each is not
+ * predicted. Uses the model directly: no engine may be running on it. */
 int model_evaluate(struct model *model, const int32_t *tokens, size_t count, size_t tier,
-                   const struct evaluate_options *options, struct evaluation *evaluation, struct error *error);
+                   const struct evaluate_options *options, struct evaluation *evaluation,
+                   struct error *error);
 
 struct calibration_target {
     char name[TIER_NAME_MAX];
@@ -276,15 +290,16 @@ struct calibration {
     const int32_t *measure_tokens; /* text that the tiers are measured on; NULL: the same */
     size_t measure_count;
     const struct calibration_target *targets;
-    size_t target_count; /* at most TIERS_MAX - 1: "full" is added */
-    size_t window;       /* as in evaluate_options */
+    size_t target_count;                               /* at most TIERS_MAX - 1: "full" is added */
+    size_t window;                                     /* as in evaluate_options */
     void (*progress)(void *context, const char *line); /* one line per round */
     void *progress_context;
 };
 
-/* Finds thresholds for every target (nag.md section 3), measures each tier, and writes depth.json into the
- * checkpoint folder (atomically). The default tier and the KV policy stay as they are. Uses the model
- * directly: no engine may be running on it. */
-int model_calibrate(struct model *model, const struct calibration *calibration, struct error *error);
+/* Finds thresholds for every target (nag.md section 3), measures each tier, and writes depth.json
+ * into the checkpoint folder (atomically). The default tier and the KV policy stay as they are.
+ * Uses the model directly: no engine may be running on it. */
+int model_calibrate(struct model *model, const struct calibration *calibration,
+                    struct error *error);
 
 #endif

@@ -14,15 +14,17 @@ static double negative_log_likelihood(const float *logits, size_t vocab, int32_t
     return log(sum) + (double)top - (double)logits[target];
 }
 
-/* ---- Windows --------------------------------------------------------------------------------------- */
+/* ---- Windows
+ * --------------------------------------------------------------------------------------- */
 
-int window_runner_create(struct model *model, size_t window, struct window_runner *runner, struct error *error) {
+int window_runner_create(struct model *model, size_t window, struct window_runner *runner,
+                         struct error *error) {
     memset(runner, 0, sizeof *runner);
     runner->model = model;
     runner->window = window ? window : model->info.context;
     if (runner->window < 2 || runner->window > model->info.context) {
-        return error_set(error, FATHOM_INVALID, "window of %zu tokens; the model allows 2 to %zu", runner->window,
-                         model->info.context);
+        return error_set(error, FATHOM_INVALID, "window of %zu tokens; the model allows 2 to %zu",
+                         runner->window, model->info.context);
     }
     size_t rows = model->info.max_step_rows;
     runner->blocks = (runner->window + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
@@ -47,8 +49,8 @@ void window_runner_destroy(struct window_runner *runner) {
     runner->ids = NULL;
 }
 
-void window_runner_step(struct window_runner *runner, const int32_t *window, size_t first, size_t rows, size_t tier,
-                        struct step_result *result) {
+void window_runner_step(struct window_runner *runner, const int32_t *window, size_t first,
+                        size_t rows, size_t tier, struct step_result *result) {
     for (size_t i = 0; i < rows; i++) {
         runner->position[i] = (int32_t)(first + i);
         runner->tier[i] = (int32_t)tier;
@@ -64,12 +66,13 @@ void window_runner_step(struct window_runner *runner, const int32_t *window, siz
         .blocks_per_slot = runner->blocks,
         .logit_rows = runner->logit_rows,
         .logit_count = rows,
-        .body = BODY_AUTO,
+        .body = runner->body,
     };
     model_step(runner->model, runner->arena, &batch, result);
 }
 
-/* ---- Sums ------------------------------------------------------------------------------------------ */
+/* ---- Sums
+ * ------------------------------------------------------------------------------------------ */
 
 struct totals {
     double nll, saved, savable; /* FLOPs */
@@ -77,8 +80,8 @@ struct totals {
     size_t *skipped; /* [sublayers] rows */
 };
 
-static void count_skips(const struct model *model, const struct step_result *result, size_t first, size_t rows,
-                        struct totals *totals) {
+static void count_skips(const struct model *model, const struct step_result *result, size_t first,
+                        size_t rows, struct totals *totals) {
     for (size_t l = 0; l < model->info.sublayers; l++) {
         const uint8_t *run = result->run + l * model->info.max_step_rows;
         for (size_t i = 0; i < rows; i++) {
@@ -93,8 +96,8 @@ static void count_skips(const struct model *model, const struct step_result *res
     totals->rows += rows;
 }
 
-static void run_window(struct window_runner *runner, const int32_t *window, size_t length, size_t tier,
-                       struct totals *totals) {
+static void run_window(struct window_runner *runner, const int32_t *window, size_t length,
+                       size_t tier, struct totals *totals) {
     const struct model *model = runner->model;
     size_t vocab = model->config.vocab;
     for (size_t first = 0; first < length; first += model->info.max_step_rows) {
@@ -103,14 +106,16 @@ static void run_window(struct window_runner *runner, const int32_t *window, size
         struct step_result result;
         window_runner_step(runner, window, first, rows, tier, &result);
         for (size_t i = 0; i < rows && first + i + 1 < length; i++) {
-            totals->nll += negative_log_likelihood(result.logits + i * vocab, vocab, window[first + i + 1]);
+            totals->nll +=
+                negative_log_likelihood(result.logits + i * vocab, vocab, window[first + i + 1]);
             totals->predicted++;
         }
         count_skips(model, &result, first, rows, totals);
     }
 }
 
-static void fill_evaluation(const struct model *model, const struct totals *totals, struct evaluation *evaluation) {
+static void fill_evaluation(const struct model *model, const struct totals *totals,
+                            struct evaluation *evaluation) {
     const struct model_info *info = &model->info;
     double rows = (double)totals->rows, pairs = rows * (double)info->blocks;
     size_t kinds[2] = {0};
@@ -124,18 +129,21 @@ static void fill_evaluation(const struct model *model, const struct totals *tota
     evaluation->mlp_skip = (double)kinds[1] / pairs;
     evaluation->flops_skip = totals->saved / totals->savable;
     double context = (double)totals->context_sum / rows;
-    evaluation->flops_per_token_full =
-        info->flops_fixed + info->flops_attn + info->flops_mlp + context * info->flops_attn_per_context;
+    evaluation->flops_per_token_full = info->flops_fixed + info->flops_attn + info->flops_mlp +
+                                       context * info->flops_attn_per_context;
     evaluation->flops_per_token = evaluation->flops_per_token_full - totals->saved / rows;
 }
 
 int model_evaluate(struct model *model, const int32_t *tokens, size_t count, size_t tier,
-                   const struct evaluate_options *options, struct evaluation *evaluation, struct error *error) {
+                   const struct evaluate_options *options, struct evaluation *evaluation,
+                   struct error *error) {
     static const struct evaluate_options defaults;
     if (!options) options = &defaults;
     memset(evaluation, 0, sizeof *evaluation);
     if (options->max_tokens && count > options->max_tokens) count = options->max_tokens;
-    if (count < 2) return error_set(error, FATHOM_INVALID, "%zu tokens are too few: perplexity needs 2", count);
+    if (count < 2)
+        return error_set(error, FATHOM_INVALID, "%zu tokens are too few: perplexity needs 2",
+                         count);
     struct window_runner runner;
     int result = window_runner_create(model, options->window, &runner, error);
     if (result != 0) return result;

@@ -1,9 +1,9 @@
 /* The forward pass: every sub-layer over the rows that run it.
  *
- * Three bodies compute the same function. none: no row runs, the weights are not touched. dense: all rows
- * run and the epilogue ignores those that skip. gather: running rows are packed by the first matrix
- * product, run, and scattered back by the epilogue. Under kv_policy compute attention has two row lists:
- * all rows for K and V, the running ones for Q, scores and O. */
+ * Three bodies compute the same function. none: no row runs, the weights are not touched. dense:
+ * all rows run and the epilogue ignores those that skip. gather: running rows are packed by the
+ * first matrix product, run, and scattered back by the epilogue. Under kv_policy compute attention
+ * has two row lists: all rows for K and V, the running ones for Q, scores and O. */
 #include "engine/forward.h"
 
 #include "engine/model.h"
@@ -14,7 +14,8 @@ struct kv_arena {
     struct buffer *buffer;
 };
 
-static struct kv_layer kv_layer_of(const struct model *model, struct kv_arena *arena, size_t layer) {
+static struct kv_layer kv_layer_of(const struct model *model, struct kv_arena *arena,
+                                   size_t layer) {
     bool f32 = model->info.weights[0] == 'f';
     return (struct kv_layer){
         .arena = arena ? arena->buffer : NULL,
@@ -32,7 +33,8 @@ size_t model_kv_block_bytes(const struct model *model) {
     return model->device->kernels->kv_block_bytes(&kv);
 }
 
-int kv_arena_create(struct model *model, size_t blocks, struct kv_arena **arena, struct error *error) {
+int kv_arena_create(struct model *model, size_t blocks, struct kv_arena **arena,
+                    struct error *error) {
     size_t bytes;
     if (blocks == 0 || !size_multiply(blocks, model->info.kv_block_bytes, &bytes)) {
         return error_set(error, FATHOM_INVALID, "a KV cache of %zu blocks is not possible", blocks);
@@ -55,25 +57,29 @@ void kv_arena_destroy(struct model *model, struct kv_arena *arena) {
     free(arena);
 }
 
-/* ---- One sub-layer --------------------------------------------------------------------------------- */
+/* ---- One sub-layer
+ * --------------------------------------------------------------------------------- */
 
 enum body { NONE, DENSE, GATHER };
 
-/* Packing costs nothing here (it is part of the product's own packing), so gather wins whenever a row skips. */
-static enum body choose_body(const struct model *model, const struct row_list *running, const struct batch *batch) {
+/* Packing costs nothing here (it is part of the product's own packing), so gather wins whenever a
+ * row skips. */
+static enum body choose_body(const struct model *model, const struct row_list *running,
+                             const struct batch *batch) {
     if (batch->body == BODY_DENSE) return DENSE;
     size_t count = model->device->kernels->row_count(model->device, running);
     if (count == 0) return NONE;
     return count == batch->rows && batch->body != BODY_GATHER ? DENSE : GATHER;
 }
 
-static void multiply(struct model *model, const struct buffer *x, const struct matrix *w, struct buffer *y,
-                     size_t rows, const struct row_list *gather) {
+static void multiply(struct model *model, const struct buffer *x, const struct matrix *w,
+                     struct buffer *y, size_t rows, const struct row_list *gather) {
     struct matmul product = {.x = x, .w = w, .y = y, .rows = rows, .gather = gather};
     model->device->kernels->matmul(model->device, &product);
 }
 
-static void rotate(struct model *model, struct buffer *x, size_t heads, const struct row_list *list) {
+static void rotate(struct model *model, struct buffer *x, size_t heads,
+                   const struct row_list *list) {
     const struct config *config = &model->config;
     struct rope rope = {
         .step = &model->scratch.step,
@@ -101,7 +107,8 @@ static void store_kv(struct model *model, const struct kv_layer *kv, const struc
     model->device->kernels->kv_append(model->device, &append);
 }
 
-static void run_attention(struct model *model, struct kv_arena *arena, size_t block, enum body body) {
+static void run_attention(struct model *model, struct kv_arena *arena, size_t block,
+                          enum body body) {
     struct scratch *scratch = &model->scratch;
     const struct layer *layer = &model->layers[block];
     const struct residual_kind *residual = model->residual->kind;
@@ -151,9 +158,11 @@ static void run_mlp(struct model *model, size_t block, enum body body) {
     multiply(model, scratch->up, layer->down, scratch->f, rows, NULL);
 }
 
-/* ---- One step -------------------------------------------------------------------------------------- */
+/* ---- One step
+ * -------------------------------------------------------------------------------------- */
 
-static void write_ids(struct device *device, struct buffer *buffer, const int32_t *ids, size_t count) {
+static void write_ids(struct device *device, struct buffer *buffer, const int32_t *ids,
+                      size_t count) {
     device->kernels->write(device, buffer, 0, ids, count * sizeof *ids);
 }
 
@@ -172,12 +181,15 @@ static void write_step(struct model *model, const struct batch *batch) {
     write_ids(device, model->scratch.wanted.count, &count, 1);
 }
 
-static void read_results(struct model *model, const struct batch *batch, struct step_result *result) {
+static void read_results(struct model *model, const struct batch *batch,
+                         struct step_result *result) {
     struct host_results *host = &model->host;
-    model->residual->kind->read_decisions(model->residual, batch->rows, host->run, host->mix, host->log_norm);
+    model->residual->kind->read_decisions(model->residual, batch->rows, host->run, host->mix,
+                                          host->log_norm);
     if (batch->logit_count) {
         model->device->kernels->read_activation(model->device, model->scratch.logits, 0,
-                                                batch->logit_count * model->config.vocab, host->logits);
+                                                batch->logit_count * model->config.vocab,
+                                                host->logits);
     }
     result->logits = host->logits;
     result->run = host->run;
@@ -185,7 +197,8 @@ static void read_results(struct model *model, const struct batch *batch, struct 
     result->log_norm = host->log_norm;
 }
 
-void model_step(struct model *model, struct kv_arena *arena, const struct batch *batch, struct step_result *result) {
+void model_step(struct model *model, struct kv_arena *arena, const struct batch *batch,
+                struct step_result *result) {
     const struct residual_kind *residual = model->residual->kind;
     const struct step_rows *step = &model->scratch.step;
     size_t bodies[3] = {0};
@@ -194,8 +207,10 @@ void model_step(struct model *model, struct kv_arena *arena, const struct batch 
     for (size_t sublayer = 0; sublayer < model->info.sublayers; sublayer++) {
         enum body body = choose_body(model, residual->decide(model->residual), batch);
         bodies[body]++;
-        if (sublayer % 2 == 0) run_attention(model, arena, sublayer / 2, body);
-        else run_mlp(model, sublayer / 2, body);
+        if (sublayer % 2 == 0)
+            run_attention(model, arena, sublayer / 2, body);
+        else
+            run_mlp(model, sublayer / 2, body);
         residual->end_sublayer(model->residual, step, sublayer, model->scratch.f, body != DENSE);
     }
     if (batch->logit_count) {

@@ -1,5 +1,5 @@
-/* One step of the model over a batch of rows: the private seam between the scheduler's side (which rows)
- * and the model's side (what is computed). Engine thread only. */
+/* One step of the model over a batch of rows: the private seam between the scheduler's side (which
+ * rows) and the model's side (what is computed). Engine thread only. */
 #ifndef FATHOM_FORWARD_H
 #define FATHOM_FORWARD_H
 
@@ -7,13 +7,14 @@
 
 /* The KV arena of one engine: a buffer of `blocks` blocks, created and touched at start. */
 struct kv_arena;
-int kv_arena_create(struct model *model, size_t blocks, struct kv_arena **arena, struct error *error);
+int kv_arena_create(struct model *model, size_t blocks, struct kv_arena **arena,
+                    struct error *error);
 void kv_arena_destroy(struct model *model, struct kv_arena *arena);
 
-/* Rows of one step. A sequence's rows are consecutive and ascending in position; K/V of all its earlier
- * positions are already in its blocks. Arrays belong to the caller. */
+/* Rows of one step. A sequence's rows are consecutive and ascending in position; K/V of all its
+ * earlier positions are already in its blocks. Arrays belong to the caller. */
 struct batch {
-    size_t rows; /* 1..max_step_rows */
+    size_t rows;                                   /* 1..max_step_rows */
     const int32_t *token, *position, *tier, *slot; /* [rows] */
     const int32_t *block_table; /* [slots, blocks_per_slot]: block number of position / 16 */
     size_t slots, blocks_per_slot;
@@ -22,16 +23,18 @@ struct batch {
     int body; /* BODY_* */
 };
 
-/* What a step computed; valid until the next step. Row l of run and mix starts at l * max_step_rows. */
+/* What a step computed; valid until the next step. Row l of run and mix starts at l *
+ * max_step_rows. */
 struct step_result {
-    const float *logits; /* [logit_count, vocab] */
-    const uint8_t *run;  /* [sublayers, max_step_rows] 1 = ran */
-    const float *mix;    /* [sublayers, max_step_rows] */
-    const float *log_norm; /* [rows]: s after the last sub-layer */
+    const float *logits;                       /* [logit_count, vocab] */
+    const uint8_t *run;                        /* [sublayers, max_step_rows] 1 = ran */
+    const float *mix;                          /* [sublayers, max_step_rows] */
+    const float *log_norm;                     /* [rows]: s after the last sub-layer */
     size_t body_none, body_dense, body_gather; /* sub-layers executed by each body */
 };
 
 /* Cannot fail: everything was allocated by model_load. */
-void model_step(struct model *model, struct kv_arena *arena, const struct batch *batch, struct step_result *result);
+void model_step(struct model *model, struct kv_arena *arena, const struct batch *batch,
+                struct step_result *result);
 
 #endif

@@ -1,4 +1,5 @@
-/* Loads a checkpoint onto a device: packs every weight once and makes all the memory that steps need. */
+/* Loads a checkpoint onto a device: packs every weight once and makes all the memory that steps
+ * need. */
 #include "engine/model.h"
 
 #include <math.h>
@@ -9,7 +10,8 @@
 #define DEFAULT_STEP_ROWS 256
 #define STEP_ROWS_MAX     8192
 
-/* ---- Weights --------------------------------------------------------------------------------------- */
+/* ---- Weights
+ * --------------------------------------------------------------------------------------- */
 
 struct loader {
     struct model *model;
@@ -34,9 +36,12 @@ static int load_matrix(struct loader *loader, size_t block, const char *part, si
     if (!values) return error_set(error, FATHOM_NO_MEMORY, "no memory for tensor '%s'", name);
     result = tensor_to_f32(&tensor, values, error);
     if (result == 0) {
-        *matrix = device->kernels->matrix_create(device, values, DTYPE_F32, out, in, loader->weights, error);
-        if (!*matrix) result = error->code;
-        else loader->packed_bytes += device->kernels->matrix_bytes(*matrix);
+        *matrix = device->kernels->matrix_create(device, values, DTYPE_F32, out, in,
+                                                 loader->weights, error);
+        if (!*matrix)
+            result = error->code;
+        else
+            loader->packed_bytes += device->kernels->matrix_bytes(*matrix);
     }
     free(values);
     return result;
@@ -60,13 +65,15 @@ static int load_layer(struct loader *loader, size_t block, struct error *error) 
     size_t count = sizeof parts / sizeof *parts;
     if (config->activation != ACTIVATION_SILU_GATED) count--; /* gate_proj is last */
     for (size_t i = 0; i < count; i++) {
-        int result = load_matrix(loader, block, parts[i].part, parts[i].out, parts[i].in, parts[i].matrix, error);
+        int result = load_matrix(loader, block, parts[i].part, parts[i].out, parts[i].in,
+                                 parts[i].matrix, error);
         if (result != 0) return result;
     }
     return 0;
 }
 
-/* cos in the first half of each row, sin in the second; angles in double, since positions can be large. */
+/* cos in the first half of each row, sin in the second; angles in double, since positions can be
+ * large. */
 static int make_rope(struct model *model, struct error *error) {
     const struct config *config = &model->config;
     size_t half = config->head_size / 2, context = model->info.context, bytes;
@@ -88,7 +95,8 @@ static int make_rope(struct model *model, struct error *error) {
     return model->rope ? 0 : error->code;
 }
 
-/* ---- Scratch --------------------------------------------------------------------------------------- */
+/* ---- Scratch
+ * --------------------------------------------------------------------------------------- */
 
 static int make_step_buffers(struct model *model, struct error *error) {
     struct scratch *scratch = &model->scratch;
@@ -97,7 +105,8 @@ static int make_step_buffers(struct model *model, struct error *error) {
     size_t blocks = (model->info.context + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
     /* A step has at most one sequence per row. */
     if (!size_multiply(rows, blocks, &scratch->table_capacity)) {
-        return error_set(error, FATHOM_INVALID, "block table of %zu x %zu is too large", rows, blocks);
+        return error_set(error, FATHOM_INVALID, "block table of %zu x %zu is too large", rows,
+                         blocks);
     }
     const struct {
         struct buffer **buffer;
@@ -112,8 +121,8 @@ static int make_step_buffers(struct model *model, struct error *error) {
         {&scratch->wanted.count, 1},
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        *parts[i].buffer =
-            model->device->kernels->buffer_create(model->device, parts[i].count * sizeof(int32_t), error);
+        *parts[i].buffer = model->device->kernels->buffer_create(
+            model->device, parts[i].count * sizeof(int32_t), error);
         if (!*parts[i].buffer) return error->code;
     }
     return 0;
@@ -128,13 +137,18 @@ static int make_activations(struct model *model, struct error *error) {
         struct buffer **buffer;
         size_t width;
     } parts[] = {
-        {&scratch->q, q},           {&scratch->k, k},  {&scratch->v, k},
-        {&scratch->mixed, q},       {&scratch->up, config->inner},
-        {&scratch->f, config->hidden}, {&scratch->logits, config->vocab},
+        {&scratch->q, q},
+        {&scratch->k, k},
+        {&scratch->v, k},
+        {&scratch->mixed, q},
+        {&scratch->up, config->inner},
+        {&scratch->f, config->hidden},
+        {&scratch->logits, config->vocab},
         {&scratch->gate, config->inner},
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        *parts[i].buffer = model->device->kernels->activation_create(model->device, rows, parts[i].width, error);
+        *parts[i].buffer =
+            model->device->kernels->activation_create(model->device, rows, parts[i].width, error);
         if (!*parts[i].buffer) return error->code;
         model->info.scratch_bytes += model->device->kernels->buffer_bytes(*parts[i].buffer);
     }
@@ -149,17 +163,21 @@ static int make_host_results(struct model *model, struct error *error) {
     host->run = calloc(decisions, sizeof *host->run);
     host->log_norm = calloc(rows, sizeof *host->log_norm);
     if (host->logits && host->mix && host->run && host->log_norm) return 0;
-    return error_set(error, FATHOM_NO_MEMORY, "no memory for the results of a step of %zu rows", rows);
+    return error_set(error, FATHOM_NO_MEMORY, "no memory for the results of a step of %zu rows",
+                     rows);
 }
 
-/* ---- Description ----------------------------------------------------------------------------------- */
+/* ---- Description
+ * ----------------------------------------------------------------------------------- */
 
 static void describe_flops(struct model *model) {
     const struct config *config = &model->config;
     struct model_info *info = &model->info;
     double d = (double)config->hidden, blocks = (double)config->blocks;
-    double q = (double)(config->heads * config->head_size), k = (double)(config->kv_heads * config->head_size);
-    double gates = 2 * 2 * (double)config->directions * d; /* of both sub-layers: what a skip still costs */
+    double q = (double)(config->heads * config->head_size),
+           k = (double)(config->kv_heads * config->head_size);
+    double gates =
+        2 * 2 * (double)config->directions * d; /* of both sub-layers: what a skip still costs */
     double kv = 4 * d * k, matrices = config->activation == ACTIVATION_SILU_GATED ? 3 : 2;
     bool omit = info->kv_policy == KV_OMIT;
     info->flops_fixed = blocks * (gates + (omit ? 0 : kv));
@@ -198,7 +216,8 @@ static void describe_shape(struct model *model, const struct model_options *opti
     info->inner = config->inner;
     info->directions = config->directions;
     info->context = config->context;
-    if (options->max_context && options->max_context < info->context) info->context = options->max_context;
+    if (options->max_context && options->max_context < info->context)
+        info->context = options->max_context;
     info->max_step_rows = options->max_step_rows ? options->max_step_rows : DEFAULT_STEP_ROWS;
     info->kv_policy = depth->kv_policy;
     info->tier_count = depth->tier_count;
@@ -207,9 +226,11 @@ static void describe_shape(struct model *model, const struct model_options *opti
     describe_flops(model);
 }
 
-/* ---- Public ---------------------------------------------------------------------------------------- */
+/* ---- Public
+ * ---------------------------------------------------------------------------------------- */
 
-/* bf16 weights lose nothing when the file is bf16; a wider file keeps its precision unless asked. */
+/* bf16 weights lose nothing when the file is bf16; a wider file keeps its precision unless asked.
+ */
 static enum dtype choose_weights(struct model *model, enum weight_type asked) {
     if (asked == WEIGHTS_F32) return DTYPE_F32;
     if (asked == WEIGHTS_BF16) return DTYPE_BF16;
@@ -217,13 +238,16 @@ static enum dtype choose_weights(struct model *model, enum weight_type asked) {
     const struct config *config = &model->config;
     size_t q = config->heads * config->head_size;
     const char *sample = "model.layers.0.self_attn.q_proj.weight";
-    if (checkpoint_tensor(model->checkpoint, sample, q, config->hidden, &tensor, NULL) != 0) return DTYPE_F32;
+    if (checkpoint_tensor(model->checkpoint, sample, q, config->hidden, &tensor, NULL) != 0)
+        return DTYPE_F32;
     return tensor.type == DTYPE_BF16 ? device_preferred_weights(model->device) : DTYPE_F32;
 }
 
-static int open_device(struct model *model, const struct model_options *options, struct error *error) {
+static int open_device(struct model *model, const struct model_options *options,
+                       struct error *error) {
     const struct config *config = &model->config;
-    size_t widths[] = {config->hidden, config->inner, config->heads * config->head_size}, widest = 0;
+    size_t widths[] = {config->hidden, config->inner, config->heads * config->head_size},
+           widest = 0;
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
         if (widths[i] > widest) widest = widths[i];
     }
@@ -240,7 +264,8 @@ static int open_device(struct model *model, const struct model_options *options,
     return 0;
 }
 
-/* The tokenizer is optional for whoever brings token ids; its ids must be ones that the model has. */
+/* The tokenizer is optional for whoever brings token ids; its ids must be ones that the model has.
+ */
 static int load_tokenizer(struct model *model, const char *path, struct error *error) {
     model->info.bos = model->config.bos;
     model->info.eos = model->config.eos;
@@ -251,16 +276,19 @@ static int load_tokenizer(struct model *model, const char *path, struct error *e
     if (tokenizer_eos(model->tokenizer) >= 0) model->info.eos = tokenizer_eos(model->tokenizer);
     size_t size = tokenizer_size(model->tokenizer);
     if (size <= model->config.vocab) return 0;
-    return error_set(error, FATHOM_INVALID, "tokenizer.json has %zu entries; config.json says vocab_size %zu", size,
+    return error_set(error, FATHOM_INVALID,
+                     "tokenizer.json has %zu entries; config.json says vocab_size %zu", size,
                      model->config.vocab);
 }
 
-static int load_weights(struct model *model, const struct model_options *options, struct error *error) {
+static int load_weights(struct model *model, const struct model_options *options,
+                        struct error *error) {
     struct loader loader = {model, options, choose_weights(model, options->weights), 0};
-    snprintf(model->info.weights, sizeof model->info.weights, "%s", loader.weights == DTYPE_F32 ? "f32" : "bf16");
+    snprintf(model->info.weights, sizeof model->info.weights, "%s",
+             loader.weights == DTYPE_F32 ? "f32" : "bf16");
     const struct residual_kind *kind = &residual_nag;
-    int result = kind->create(model->device, model->checkpoint, model->info.max_step_rows, loader.weights,
-                              &model->residual, error);
+    int result = kind->create(model->device, model->checkpoint, model->info.max_step_rows,
+                              loader.weights, &model->residual, error);
     if (result != 0) return result;
     snprintf(model->info.residual, sizeof model->info.residual, "%s", kind->name);
     model->layers = calloc(model->config.blocks, sizeof *model->layers);
@@ -273,14 +301,15 @@ static int load_weights(struct model *model, const struct model_options *options
     return 0;
 }
 
-int model_load(const char *path, const struct model_options *options, struct model **out, struct error *error) {
+int model_load(const char *path, const struct model_options *options, struct model **out,
+               struct error *error) {
     static const struct model_options defaults;
     struct error local = {0};
     if (!error) error = &local; /* codes are read back from it below */
     if (!options) options = &defaults;
     if (options->max_step_rows > STEP_ROWS_MAX) {
-        return error_set(error, FATHOM_INVALID, "max_step_rows %zu is over the limit of %d", options->max_step_rows,
-                         STEP_ROWS_MAX);
+        return error_set(error, FATHOM_INVALID, "max_step_rows %zu is over the limit of %d",
+                         options->max_step_rows, STEP_ROWS_MAX);
     }
     struct model *model = calloc(1, sizeof *model);
     if (!model) return error_set(error, FATHOM_NO_MEMORY, "no memory for the model");
@@ -310,7 +339,8 @@ int model_load(const char *path, const struct model_options *options, struct mod
 }
 
 static void destroy_layer(struct model *model, struct layer *layer) {
-    struct matrix *matrices[] = {layer->q, layer->k, layer->v, layer->o, layer->gate, layer->up, layer->down};
+    struct matrix *matrices[] = {layer->q,    layer->k,  layer->v,   layer->o,
+                                 layer->gate, layer->up, layer->down};
     for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++) {
         model->device->kernels->matrix_destroy(model->device, matrices[i]);
     }
@@ -320,9 +350,21 @@ static void destroy_scratch(struct model *model) {
     struct scratch *scratch = &model->scratch;
     struct step_rows *step = &scratch->step;
     struct buffer *buffers[] = {
-        scratch->q,     scratch->k,     scratch->v,      scratch->mixed, scratch->gate,
-        scratch->up,    scratch->f,     scratch->logits, step->token,    step->position,
-        step->tier,     step->slot,     step->block_table, scratch->wanted.indices, scratch->wanted.count,
+        scratch->q,
+        scratch->k,
+        scratch->v,
+        scratch->mixed,
+        scratch->gate,
+        scratch->up,
+        scratch->f,
+        scratch->logits,
+        step->token,
+        step->position,
+        step->tier,
+        step->slot,
+        step->block_table,
+        scratch->wanted.indices,
+        scratch->wanted.count,
         model->rope,
     };
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) {
@@ -333,7 +375,8 @@ static void destroy_scratch(struct model *model) {
 void model_destroy(struct model *model) {
     if (!model) return;
     if (model->device) {
-        for (size_t i = 0; model->layers && i < model->config.blocks; i++) destroy_layer(model, &model->layers[i]);
+        for (size_t i = 0; model->layers && i < model->config.blocks; i++)
+            destroy_layer(model, &model->layers[i]);
         destroy_scratch(model);
         if (model->residual) model->residual->kind->destroy(model->residual);
         model->device->kernels->close(model->device);

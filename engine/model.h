@@ -7,8 +7,9 @@
 #include "engine/residual.h"
 
 struct layer {
-    struct matrix *q, *k, *v, *o;       /* [H*D, d], [G*D, d], [G*D, d], [d, H*D] */
-    struct matrix *gate, *up, *down;    /* [inner, d], [inner, d], [d, inner]; gate NULL when ungated */
+    struct matrix *q, *k, *v, *o; /* [H*D, d], [G*D, d], [G*D, d], [d, H*D] */
+    struct matrix *gate, *up,
+        *down; /* [inner, d], [inner, d], [d, inner]; gate NULL when ungated */
 };
 
 /* Device memory of one step, made for max_step_rows rows. */
@@ -41,11 +42,11 @@ struct model {
     struct host_results host;
 };
 
-
 /* Bytes of one KV block, 16 tokens of all layers. */
 size_t model_kv_block_bytes(const struct model *model);
 
-/* FLOPs that a skip of the sub-layer saves for a row that sees `context` positions. (nag.md section 2) */
+/* FLOPs that a skip of the sub-layer saves for a row that sees `context` positions. (nag.md section
+ * 2) */
 double model_skip_flops(const struct model *model, size_t sublayer, size_t context);
 
 #endif

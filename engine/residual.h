@@ -1,8 +1,8 @@
 /* How a token's state passes through the sub-layers. NAG is one member; layer code assumes none.
  *
- * A step goes: begin_token, then for every sub-layer in order: read `input` for the rows in `running`,
- * compute the branch, end_sublayer; at last `finish`. Engine thread only; nothing here allocates after
- * `create`.
+ * A step goes: begin_token, then for every sub-layer in order: read `input` for the rows in
+ * `running`, compute the branch, end_sublayer; at last `finish`. Engine thread only; nothing here
+ * allocates after `create`.
  */
 #ifndef FATHOM_RESIDUAL_H
 #define FATHOM_RESIDUAL_H
@@ -28,19 +28,21 @@ struct residual_kind {
     /* The rows that run the coming sub-layer: decided when the one before ended. */
     const struct row_list *(*decide)(const struct residual *residual);
 
-    /* Adds the branch's output f to the rows that ran (packed: row i of f is the i-th running row; else row i
-     * is the step's row i), then decides the next sub-layer for all rows. */
+    /* Adds the branch's output f to the rows that ran (packed: row i of f is the i-th running row;
+     * else row i is the step's row i), then decides the next sub-layer for all rows. */
     void (*end_sublayer)(struct residual *residual, const struct step_rows *step, size_t sublayer,
                          const struct buffer *f, bool packed);
 
     /* Logits of the wanted rows, [wanted, vocab], after the last sub-layer. */
-    void (*finish)(struct residual *residual, const struct step_rows *step, const struct row_list *wanted,
-                   struct buffer *logits);
+    void (*finish)(struct residual *residual, const struct step_rows *step,
+                   const struct row_list *wanted, struct buffer *logits);
 
     /* Host copies of the step's decisions, [sublayers, max_rows], and of the log-norms [rows]. */
-    void (*read_decisions)(struct residual *residual, size_t rows, uint8_t *run, float *mix, float *log_norm);
+    void (*read_decisions)(struct residual *residual, size_t rows, uint8_t *run, float *mix,
+                           float *log_norm);
 
-    /* |g| of a sub-layer as a function of mix, and the threshold on mix for |g| < size: what calibration needs. */
+    /* |g| of a sub-layer as a function of mix, and the threshold on mix for |g| < size: what
+     * calibration needs. */
     double (*step_size)(const struct residual *residual, size_t sublayer, double mix);
     double (*threshold)(const struct residual *residual, size_t sublayer, double size);
 

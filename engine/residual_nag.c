@@ -1,5 +1,6 @@
-/* The norm-agnostic residual: a direction r of unit RMS, a log-norm s, and a gate before every sub-layer.
- * The formulas are in kernels.h and nag.md section 1; here is what a checkpoint stores of them. */
+/* The norm-agnostic residual: a direction r of unit RMS, a log-norm s, and a gate before every
+ * sub-layer. The formulas are in kernels.h and nag.md section 1; here is what a checkpoint stores
+ * of them. */
 #include "engine/residual.h"
 
 #include <math.h>
@@ -7,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* mix is below 1, so a threshold above it means "never runs"; kept finite so that it can be stored. */
+/* mix is below 1, so a threshold above it means "never runs"; kept finite so that it can be stored.
+ */
 #define THETA_NEVER 2.0
 
 struct nag {
@@ -29,10 +31,12 @@ static struct nag *as_nag(const struct residual *residual) {
     return (struct nag *)(uintptr_t)residual;
 }
 
-/* ---- Loading -------------------------------------------------------------------------------------- */
+/* ---- Loading
+ * -------------------------------------------------------------------------------------- */
 
-static struct buffer *load_vector(struct nag *nag, const struct checkpoint *checkpoint, const char *name,
-                                  size_t rows, size_t columns, struct error *error) {
+static struct buffer *load_vector(struct nag *nag, const struct checkpoint *checkpoint,
+                                  const char *name, size_t rows, size_t columns,
+                                  struct error *error) {
     struct tensor tensor;
     if (checkpoint_tensor(checkpoint, name, rows, columns, &tensor, error) != 0) return NULL;
     size_t count = columns ? rows * columns : rows;
@@ -42,21 +46,23 @@ static struct buffer *load_vector(struct nag *nag, const struct checkpoint *chec
         error_set(error, FATHOM_NO_MEMORY, "no memory for tensor '%s'", name);
     } else if (tensor_to_f32(&tensor, values, error) == 0) {
         buffer = nag->device->kernels->buffer_create(nag->device, count * sizeof *values, error);
-        if (buffer) nag->device->kernels->write(nag->device, buffer, 0, values, count * sizeof *values);
+        if (buffer)
+            nag->device->kernels->write(nag->device, buffer, 0, values, count * sizeof *values);
     }
     free(values);
     return buffer;
 }
 
-static int load_scalar(const struct checkpoint *checkpoint, const char *name, float *value, struct error *error) {
+static int load_scalar(const struct checkpoint *checkpoint, const char *name, float *value,
+                       struct error *error) {
     struct tensor tensor;
     int result = checkpoint_tensor(checkpoint, name, 1, 0, &tensor, error);
     return result != 0 ? result : tensor_to_f32(&tensor, value, error);
 }
 
 /* softmax(mix_logits) does not depend on the token: computed once. */
-static struct buffer *load_mix_weight(struct nag *nag, const struct checkpoint *checkpoint, const char *name,
-                                      size_t count, struct error *error) {
+static struct buffer *load_mix_weight(struct nag *nag, const struct checkpoint *checkpoint,
+                                      const char *name, size_t count, struct error *error) {
     struct tensor tensor;
     if (checkpoint_tensor(checkpoint, name, count, 0, &tensor, error) != 0) return NULL;
     float *p = malloc(count * sizeof *p);
@@ -75,25 +81,30 @@ static struct buffer *load_mix_weight(struct nag *nag, const struct checkpoint *
     return buffer;
 }
 
-static int load_gate(struct nag *nag, const struct checkpoint *checkpoint, size_t sublayer, size_t directions,
-                     struct error *error) {
+static int load_gate(struct nag *nag, const struct checkpoint *checkpoint, size_t sublayer,
+                     size_t directions, struct error *error) {
     struct gate *gate = &nag->gates[sublayer];
     char prefix[64], name[128];
-    snprintf(prefix, sizeof prefix, "model.layers.%zu.%s_nag", sublayer / 2, sublayer % 2 ? "mlp" : "attn");
+    snprintf(prefix, sizeof prefix, "model.layers.%zu.%s_nag", sublayer / 2,
+             sublayer % 2 ? "mlp" : "attn");
     gate->count = directions;
     snprintf(name, sizeof name, "%s.directions.weight", prefix);
-    if (!(gate->directions = load_vector(nag, checkpoint, name, directions, nag->width, error))) return error->code;
+    if (!(gate->directions = load_vector(nag, checkpoint, name, directions, nag->width, error)))
+        return error->code;
     snprintf(name, sizeof name, "%s.directions.bias", prefix);
-    if (!(gate->bias = load_vector(nag, checkpoint, name, directions, 0, error))) return error->code;
+    if (!(gate->bias = load_vector(nag, checkpoint, name, directions, 0, error)))
+        return error->code;
     snprintf(name, sizeof name, "%s.mix_logits", prefix);
-    if (!(gate->weight = load_mix_weight(nag, checkpoint, name, directions, error))) return error->code;
+    if (!(gate->weight = load_mix_weight(nag, checkpoint, name, directions, error)))
+        return error->code;
     snprintf(name, sizeof name, "%s.alpha", prefix);
     int result = load_scalar(checkpoint, name, &gate->alpha, error);
     if (result != 0) return result;
     snprintf(name, sizeof name, "%s.beta", prefix);
     if ((result = load_scalar(checkpoint, name, &gate->beta, error)) != 0) return result;
     if (!(gate->beta > 0)) {
-        return error_set(error, FATHOM_INVALID, "tensor '%s' is %g; beta must be positive", name, (double)gate->beta);
+        return error_set(error, FATHOM_INVALID, "tensor '%s' is %g; beta must be positive", name,
+                         (double)gate->beta);
     }
     return 0;
 }
@@ -125,8 +136,8 @@ static int load_head(struct nag *nag, const struct checkpoint *checkpoint, enum 
     float *values = malloc(nag->vocab * nag->width * sizeof *values);
     if (!values) return error_set(error, FATHOM_NO_MEMORY, "no memory for tensor '%s'", name);
     if ((result = tensor_to_f32(&tensor, values, error)) == 0) {
-        nag->head = nag->device->kernels->matrix_create(nag->device, values, DTYPE_F32, nag->vocab, nag->width,
-                                                        weights, error);
+        nag->head = nag->device->kernels->matrix_create(nag->device, values, DTYPE_F32, nag->vocab,
+                                                        nag->width, weights, error);
         if (!nag->head) result = error->code;
     }
     free(values);
@@ -157,7 +168,8 @@ static int create_state(struct nag *nag, struct error *error) {
         {&decisions->theta, TIERS_MAX * sublayers * sizeof(float)},
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        if (!(*parts[i].buffer = kernels->buffer_create(device, parts[i].bytes, error))) return error->code;
+        if (!(*parts[i].buffer = kernels->buffer_create(device, parts[i].bytes, error)))
+            return error->code;
     }
     if (nag->head_kind == NAG_HEAD_RMSNORM) {
         nag->final = kernels->activation_create(device, rows, nag->width, error);
@@ -192,7 +204,8 @@ static void nag_destroy(struct residual *residual) {
                                 decisions->running.indices,
                                 decisions->running.count,
                                 decisions->theta};
-    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) kernels->buffer_destroy(nag->device, buffers[i]);
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
+        kernels->buffer_destroy(nag->device, buffers[i]);
     kernels->matrix_destroy(nag->device, nag->head);
     free(nag->gates);
     free(nag);
@@ -230,7 +243,8 @@ static int nag_create(struct device *device, const struct checkpoint *checkpoint
     return 0;
 }
 
-/* ---- A step ---------------------------------------------------------------------------------------- */
+/* ---- A step
+ * ---------------------------------------------------------------------------------------- */
 
 static void nag_begin_token(struct residual *residual, const struct step_rows *step) {
     struct nag *nag = as_nag(residual);
@@ -274,11 +288,12 @@ static void nag_end(struct residual *residual, const struct step_rows *step, siz
     nag->device->kernels->nag_end_sublayer(nag->device, &end);
 }
 
-static void nag_finish(struct residual *residual, const struct step_rows *step, const struct row_list *wanted,
-                       struct buffer *logits) {
+static void nag_finish(struct residual *residual, const struct step_rows *step,
+                       const struct row_list *wanted, struct buffer *logits) {
     struct nag *nag = as_nag(residual);
     const struct kernels *kernels = nag->device->kernels;
-    struct matmul head = {.x = nag->r, .w = nag->head, .y = logits, .rows = step->rows, .gather = wanted};
+    struct matmul head = {
+        .x = nag->r, .w = nag->head, .y = logits, .rows = step->rows, .gather = wanted};
     if (nag->head_kind == NAG_HEAD_COSINE) {
         kernels->matmul(nag->device, &head);
         struct scale_logits scale = {logits, nag->s, wanted, nag->vocab, nag->width};
@@ -293,7 +308,8 @@ static void nag_finish(struct residual *residual, const struct step_rows *step, 
     kernels->matmul(nag->device, &head);
 }
 
-static void nag_read_decisions(struct residual *residual, size_t rows, uint8_t *run, float *mix, float *log_norm) {
+static void nag_read_decisions(struct residual *residual, size_t rows, uint8_t *run, float *mix,
+                               float *log_norm) {
     struct nag *nag = as_nag(residual);
     const struct kernels *kernels = nag->device->kernels;
     size_t stride = nag->max_rows;
@@ -305,7 +321,8 @@ static void nag_read_decisions(struct residual *residual, size_t rows, uint8_t *
     kernels->read(nag->device, nag->s, 0, log_norm, rows * sizeof *log_norm);
 }
 
-/* ---- Sizes ----------------------------------------------------------------------------------------- */
+/* ---- Sizes
+ * ----------------------------------------------------------------------------------------- */
 
 static double nag_step_size(const struct residual *residual, size_t sublayer, double mix) {
     const struct gate *gate = &as_nag(residual)->gates[sublayer];
@@ -338,7 +355,8 @@ static size_t nag_scratch_bytes(const struct residual *residual) {
     const struct nag *nag = as_nag(residual);
     const struct kernels *kernels = nag->device->kernels;
     size_t bytes = kernels->buffer_bytes(nag->r) + kernels->buffer_bytes(nag->s) +
-                   kernels->buffer_bytes(nag->decisions.mix) + kernels->buffer_bytes(nag->decisions.run);
+                   kernels->buffer_bytes(nag->decisions.mix) +
+                   kernels->buffer_bytes(nag->decisions.run);
     return nag->final ? bytes + kernels->buffer_bytes(nag->final) : bytes;
 }
 

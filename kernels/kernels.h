@@ -1,16 +1,18 @@
 /* The arithmetic of a forward pass: one table of operations, filled once per backend.
  *
- * A backend (a `struct device`) owns its memory and its threads or stream. Outside kernels/ a buffer is
- * an opaque handle: the engine never sees a device pointer. Nothing here knows a sequence, a tier's
- * name or a request; rows, tables of block numbers and thresholds are all there is.
+ * A backend (a `struct device`) owns its memory and its threads or stream. Outside kernels/ a
+ * buffer is an opaque handle: the engine never sees a device pointer. Nothing here knows a
+ * sequence, a tier's name or a request; rows, tables of block numbers and thresholds are all there
+ * is.
  *
- * Order and time. Operations are issued by one thread (the engine thread) and take effect in the order
- * of issue. They may return before they are done; `read` waits for everything issued before it. None of
- * them allocates or fails: whatever can fail is a `create`.
+ * Order and time. Operations are issued by one thread (the engine thread) and take effect in the
+ * order of issue. They may return before they are done; `read` waits for everything issued before
+ * it. None of them allocates or fails: whatever can fail is a `create`.
  *
- * Determinism. The result for a row is a function of that row's inputs alone: it does not depend on the
- * number of rows, on their order, on whether rows were gathered, or on the number of threads. Every
- * reduction (over a hidden dimension, over positions of the cache) has an order fixed by its length.
+ * Determinism. The result for a row is a function of that row's inputs alone: it does not depend on
+ * the number of rows, on their order, on whether rows were gathered, or on the number of threads.
+ * Every reduction (over a hidden dimension, over positions of the cache) has an order fixed by its
+ * length.
  *
  * Names of sizes: rows (of this step), d = hidden size, C = gate directions, V = vocabulary,
  * H = query heads, G = key/value heads, D = head size, L = number of sub-layers (2 per block).
@@ -25,7 +27,9 @@
 enum dtype { DTYPE_F32, DTYPE_BF16, DTYPE_F16 };
 
 /* Bytes of one element. */
-static inline size_t dtype_size(enum dtype type) { return type == DTYPE_F32 ? 4 : 2; }
+static inline size_t dtype_size(enum dtype type) {
+    return type == DTYPE_F32 ? 4 : 2;
+}
 
 struct buffer; /* memory of a device; zero-filled and touched when created */
 struct matrix; /* a weight [out, in], packed for the device's matrix product */
@@ -38,12 +42,13 @@ struct row_list {
 
 /* What the host says about a step's rows; device buffers, written with `write` before the step. */
 struct step_rows {
-    size_t rows;              /* in use now, at most what the buffers were made for */
-    struct buffer *token;     /* int32 [max rows], in [0, V) */
-    struct buffer *position;  /* int32 [max rows], in [0, context) */
-    struct buffer *tier;      /* int32 [max rows], row of `theta` */
-    struct buffer *slot;      /* int32 [max rows], row of `block_table` */
-    struct buffer *block_table; /* int32 [max slots, blocks_per_slot]: block numbers by position / 16 */
+    size_t rows;             /* in use now, at most what the buffers were made for */
+    struct buffer *token;    /* int32 [max rows], in [0, V) */
+    struct buffer *position; /* int32 [max rows], in [0, context) */
+    struct buffer *tier;     /* int32 [max rows], row of `theta` */
+    struct buffer *slot;     /* int32 [max rows], row of `block_table` */
+    struct buffer
+        *block_table; /* int32 [max slots, blocks_per_slot]: block numbers by position / 16 */
     size_t blocks_per_slot;
 };
 
@@ -69,8 +74,8 @@ struct decisions {
 enum activation { ACTIVATION_SILU_GATED, ACTIVATION_RELU2, ACTIVATION_GELU };
 enum qk_norm { QK_NORM_NONE, QK_NORM_BEFORE_ROPE, QK_NORM_AFTER_ROPE };
 
-/* e = row of `table` for the token; r = e / rho, s = ln rho + log_gain, rho = ||e|| / sqrt(d). A row of zeros
- * gives r = 0, s = log_gain. Then the decision of sub-layer 0 by `next`. */
+/* e = row of `table` for the token; r = e / rho, s = ln rho + log_gain, rho = ||e|| / sqrt(d). A
+ * row of zeros gives r = 0, s = log_gain. Then the decision of sub-layer 0 by `next`. */
 struct nag_begin {
     const struct step_rows *step;
     const struct buffer *table; /* [V, d] of table_type */
@@ -82,12 +87,13 @@ struct nag_begin {
     const struct decisions *decisions;
 };
 
-/* The end of sub-layer `sublayer`, one pass: centre f, remove its part along r, scale to RMS 1, step by
- * g, renormalise by the measured RMS, s += log1p(g^2)/2 for rows that ran; rows that did not keep r and
- * s bit for bit. Then, for every row, mix and decision of sub-layer + 1 and the new list of running rows
- * (skipped when `next` is NULL: the last sub-layer). g uses the mix stored for `sublayer`.
- *   packed true:  f row i belongs to the i-th running row (body "gather", and "none" with zero rows).
- *   packed false: f row i belongs to row i; rows with run = 0 are ignored (body "dense"). */
+/* The end of sub-layer `sublayer`, one pass: centre f, remove its part along r, scale to RMS 1,
+ * step by g, renormalise by the measured RMS, s += log1p(g^2)/2 for rows that ran; rows that did
+ * not keep r and s bit for bit. Then, for every row, mix and decision of sub-layer + 1 and the new
+ * list of running rows (skipped when `next` is NULL: the last sub-layer). g uses the mix stored for
+ * `sublayer`. packed true:  f row i belongs to the i-th running row (body "gather", and "none" with
+ * zero rows). packed false: f row i belongs to row i; rows with run = 0 are ignored (body "dense").
+ */
 struct nag_end_sublayer {
     const struct step_rows *step;
     size_t sublayer, width;
@@ -116,7 +122,8 @@ struct rope {
     size_t heads, head_size;
     enum qk_norm norm; /* RMS over the head without gain, epsilon 1e-6 under the root */
     float scale;
-    const struct buffer *table; /* f32 [context, D]: cos in the first D/2 columns, sin in the rest */
+    const struct buffer
+        *table; /* f32 [context, D]: cos in the first D/2 columns, sin in the rest */
 };
 
 /* One layer's share of the paged cache. `arena` is the whole cache; the device chooses the layout
@@ -129,18 +136,18 @@ struct kv_layer {
     bool omit; /* kv_policy omit: only listed rows are stored, absent ones are invisible */
 };
 
-/* Stores K and V of rows at their position. With `list`, row i of k and v belongs to row list[i]; under
- * omit every row not listed is marked absent at its position (a block may be reused). */
+/* Stores K and V of rows at their position. With `list`, row i of k and v belongs to row list[i];
+ * under omit every row not listed is marked absent at its position (a block may be reused). */
 struct kv_append {
     const struct step_rows *step;
     const struct kv_layer *kv;
-    const struct buffer *k, *v; /* activation [.., G * D] */
+    const struct buffer *k, *v;  /* activation [.., G * D] */
     const struct row_list *list; /* or NULL: all rows */
 };
 
 /* Softmax attention of each listed row over positions 0..its own (present ones under omit), scores
- * scaled by 1/sqrt(D). Query head h reads key/value head h / (H / G). Row i of q and out is the step's
- * row i, or list[i]. */
+ * scaled by 1/sqrt(D). Query head h reads key/value head h / (H / G). Row i of q and out is the
+ * step's row i, or list[i]. */
 struct attention {
     const struct step_rows *step;
     const struct kv_layer *kv;
@@ -150,7 +157,8 @@ struct attention {
     const struct row_list *list; /* or NULL: all rows */
 };
 
-/* out = silu(gate) * up, or relu(up)^2, or gelu(up) (erf form); `gate` NULL when ungated. May be in place on up. */
+/* out = silu(gate) * up, or relu(up)^2, or gelu(up) (erf form); `gate` NULL when ungated. May be in
+ * place on up. */
 struct activate {
     const struct buffer *gate, *up;
     struct buffer *out; /* activation [rows, width] */
@@ -181,25 +189,30 @@ struct kernels {
     const char *name; /* "cpu", "cuda" */
     void (*close)(struct device *device);
 
-    /* Memory. `create` returns NULL and fills error. write/read copy `size` bytes at byte `offset`. */
+    /* Memory. `create` returns NULL and fills error. write/read copy `size` bytes at byte `offset`.
+     */
     struct buffer *(*buffer_create)(struct device *, size_t bytes, struct error *);
     void (*buffer_destroy)(struct device *, struct buffer *); /* NULL is allowed */
     size_t (*buffer_bytes)(const struct buffer *);
     void (*write)(struct device *, struct buffer *, size_t offset, const void *data, size_t size);
     void (*read)(struct device *, const struct buffer *, size_t offset, void *data, size_t size);
 
-    /* Activations: [rows, width] in the type that the device computes in; read_activation converts. */
+    /* Activations: [rows, width] in the type that the device computes in; read_activation converts.
+     */
     struct buffer *(*activation_create)(struct device *, size_t rows, size_t width, struct error *);
-    void (*read_activation)(struct device *, const struct buffer *, size_t first, size_t count, float *out);
+    void (*read_activation)(struct device *, const struct buffer *, size_t first, size_t count,
+                            float *out);
 
-    /* Packs a row-major [out, in] weight of `type` for matmul, as `weights` (F32 or BF16). With BF16 the
-     * other factor is rounded to bf16 too (nearest even) and sums are fp32. `data` may be freed after. */
-    struct matrix *(*matrix_create)(struct device *, const void *data, enum dtype type, size_t out, size_t in,
-                                    enum dtype weights, struct error *);
+    /* Packs a row-major [out, in] weight of `type` for matmul, as `weights` (F32 or BF16). With
+     * BF16 the other factor is rounded to bf16 too (nearest even) and sums are fp32. `data` may be
+     * freed after. */
+    struct matrix *(*matrix_create)(struct device *, const void *data, enum dtype type, size_t out,
+                                    size_t in, enum dtype weights, struct error *);
     void (*matrix_destroy)(struct device *, struct matrix *); /* NULL is allowed */
     size_t (*matrix_bytes)(const struct matrix *);
 
-    /* Bytes that one block (KV_BLOCK_TOKENS positions of all layers, K and V) takes in the arena. */
+    /* Bytes that one block (KV_BLOCK_TOKENS positions of all layers, K and V) takes in the arena.
+     */
     size_t (*kv_block_bytes)(const struct kv_layer *);
 
     /* Rows in a list: exact where the host can know it at once, an upper bound elsewhere. */
@@ -225,7 +238,8 @@ struct device {
 struct device_options {
     const char *name; /* "auto", "cpu" or "cuda:N"; NULL means auto */
     size_t threads;   /* CPU: 1..64; 0 means one per processor that this process may use */
-    const char *isa;  /* CPU: "avx512bf16", "avx512", "avx2", "portable"; NULL means the best there is */
+    const char
+        *isa; /* CPU: "avx512bf16", "avx512", "avx2", "portable"; NULL means the best there is */
     size_t max_rows;  /* rows of the largest step; scratch is made for it */
     size_t max_width; /* widest input of a matrix product, in elements */
 };
@@ -233,8 +247,8 @@ struct device_options {
 /* Opens a device; close it with device->kernels->close. */
 int device_open(const struct device_options *options, struct device **device, struct error *error);
 
-/* The best weight type that the device computes in at full speed: BF16 if it has the instructions or the
- * halved memory traffic pays, else F32. */
+/* The best weight type that the device computes in at full speed: BF16 if it has the instructions
+ * or the halved memory traffic pays, else F32. */
 enum dtype device_preferred_weights(const struct device *device);
 
 #endif

@@ -21,7 +21,8 @@ static void show_progress(void *context, double fraction, double perplexity) {
 }
 
 /* Turns "full,fast" into tier indices; NULL means all. Returns how many, or a negative error. */
-static int select_tiers(const struct model *model, const char *list, size_t *tiers, struct error *error) {
+static int select_tiers(const struct model *model, const char *list, size_t *tiers,
+                        struct error *error) {
     const struct model_info *info = model_get_info(model);
     if (!list) {
         for (size_t i = 0; i < info->tier_count; i++) tiers[i] = i;
@@ -34,10 +35,12 @@ static int select_tiers(const struct model *model, const char *list, size_t *tie
         if (length < sizeof name) memcpy(name, list, length);
         int tier = model_find_tier(model, name);
         if (tier < 0) {
-            return error_set(error, FATHOM_INVALID, "no tier '%.*s'; 'fathom inspect' lists those of the model",
+            return error_set(error, FATHOM_INVALID,
+                             "no tier '%.*s'; 'fathom inspect' lists those of the model",
                              (int)length, list);
         }
-        if (count == TIERS_MAX) return error_set(error, FATHOM_INVALID, "--quality names over %d tiers", TIERS_MAX);
+        if (count == TIERS_MAX)
+            return error_set(error, FATHOM_INVALID, "--quality names over %d tiers", TIERS_MAX);
         tiers[count++] = (size_t)tier;
         list += length + (list[length] == ',');
     }
@@ -45,23 +48,27 @@ static int select_tiers(const struct model *model, const char *list, size_t *tie
 }
 
 static void print_header(void) {
-    printf("%-12s %11s %10s %8s %10s %9s %12s %12s %9s\n", "tier", "perplexity", "of full", "bits/B", "attn skip",
-           "MLP skip", "MFLOP/token", "FLOPs saved", "tok/s");
+    printf("%-12s %11s %10s %8s %10s %9s %12s %12s %9s\n", "tier", "perplexity", "of full",
+           "bits/B", "attn skip", "MLP skip", "MFLOP/token", "FLOPs saved", "tok/s");
 }
 
-static void print_row(const char *name, const struct evaluation *e, double full_perplexity, double bits_per_byte) {
+static void print_row(const char *name, const struct evaluation *e, double full_perplexity,
+                      double bits_per_byte) {
     char ratio[16] = "-";
-    if (full_perplexity > 0) snprintf(ratio, sizeof ratio, "%+.2f %%", 100 * (e->perplexity / full_perplexity - 1));
-    printf("%-12s %11.4f %10s %8.4f %8.1f %% %7.1f %% %12.4f %10.1f %% %9.0f\n", name, e->perplexity, ratio,
-           bits_per_byte, 100 * e->attn_skip, 100 * e->mlp_skip, e->flops_per_token / 1e6,
-           100 * (1 - e->flops_per_token / e->flops_per_token_full), (double)e->tokens / e->seconds);
+    if (full_perplexity > 0)
+        snprintf(ratio, sizeof ratio, "%+.2f %%", 100 * (e->perplexity / full_perplexity - 1));
+    printf("%-12s %11.4f %10s %8.4f %8.1f %% %7.1f %% %12.4f %10.1f %% %9.0f\n", name,
+           e->perplexity, ratio, bits_per_byte, 100 * e->attn_skip, 100 * e->mlp_skip,
+           e->flops_per_token / 1e6, 100 * (1 - e->flops_per_token / e->flops_per_token_full),
+           (double)e->tokens / e->seconds);
     fflush(stdout);
 }
 
 static void print_sublayers(const struct model_info *info, const struct evaluation *e) {
     for (size_t kind = 0; kind < 2; kind++) {
         printf("  %s skip %% by block:", kind ? "MLP      " : "attention");
-        for (size_t l = kind; l < info->sublayers; l += 2) printf(" %3.0f", 100 * (double)e->sublayer_skip[l]);
+        for (size_t l = kind; l < info->sublayers; l += 2)
+            printf(" %3.0f", 100 * (double)e->sublayer_skip[l]);
         printf("\n");
     }
 }
@@ -69,11 +76,13 @@ static void print_sublayers(const struct model_info *info, const struct evaluati
 static json_t *row_json(const char *name, const struct model_info *info, const struct evaluation *e,
                         double bits_per_byte) {
     json_t *skips = json_array();
-    for (size_t l = 0; l < info->sublayers; l++) json_array_append_new(skips, json_real((double)e->sublayer_skip[l]));
-    return json_pack("{s:s, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o}", "tier", name, "tokens",
-                     (json_int_t)e->tokens, "perplexity", e->perplexity, "bits_per_byte", bits_per_byte, "attn_skip",
-                     e->attn_skip, "mlp_skip", e->mlp_skip, "flops_skip", e->flops_skip, "flops_per_token",
-                     e->flops_per_token, "flops_per_token_full", e->flops_per_token_full, "seconds", e->seconds,
+    for (size_t l = 0; l < info->sublayers; l++)
+        json_array_append_new(skips, json_real((double)e->sublayer_skip[l]));
+    return json_pack("{s:s, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o}", "tier", name,
+                     "tokens", (json_int_t)e->tokens, "perplexity", e->perplexity, "bits_per_byte",
+                     bits_per_byte, "attn_skip", e->attn_skip, "mlp_skip", e->mlp_skip,
+                     "flops_skip", e->flops_skip, "flops_per_token", e->flops_per_token,
+                     "flops_per_token_full", e->flops_per_token_full, "seconds", e->seconds,
                      "sublayer_skip", skips);
 }
 
@@ -82,8 +91,8 @@ static double bits_per_byte_of(const struct evaluation *e, size_t bytes) {
     return bytes ? log2(e->perplexity) * (double)e->tokens / (double)bytes : 0;
 }
 
-static int evaluate_tiers(struct model *model, const struct eval_flags *flags, const struct token_list *tokens,
-                          size_t bytes, struct error *error) {
+static int evaluate_tiers(struct model *model, const struct eval_flags *flags,
+                          const struct token_list *tokens, size_t bytes, struct error *error) {
     const struct model_info *info = model_get_info(model);
     size_t tiers[TIERS_MAX];
     int count = select_tiers(model, flags->quality, tiers, error);
@@ -102,13 +111,16 @@ static int evaluate_tiers(struct model *model, const struct eval_flags *flags, c
             .progress_context = (void *)(uintptr_t)name,
         };
         struct evaluation evaluation;
-        result = model_evaluate(model, tokens->ids, tokens->count, tiers[i], &options, &evaluation, error);
+        result = model_evaluate(model, tokens->ids, tokens->count, tiers[i], &options, &evaluation,
+                                error);
         command_bar_clear();
         if (result != 0) break;
         if (strcmp(name, "full") == 0) full_perplexity = evaluation.perplexity;
         double bits = bits_per_byte_of(&evaluation, bytes);
-        if (flags->json) json_array_append_new(rows, row_json(name, info, &evaluation, bits));
-        else print_row(name, &evaluation, full_perplexity, bits);
+        if (flags->json)
+            json_array_append_new(rows, row_json(name, info, &evaluation, bits));
+        else
+            print_row(name, &evaluation, full_perplexity, bits);
         if (!flags->json && flags->sublayers) print_sublayers(info, &evaluation);
         free(evaluation.sublayer_skip);
     }
@@ -126,8 +138,10 @@ int cmd_eval(int argc, char **argv) {
     const struct flag flags[] = {
         {"text", 't', FLAG_TEXT, "FILE", "text to predict (required)", &options.text, 0, 0},
         {"quality", 'q', FLAG_TEXT, "TIER,..", "tiers to measure (all)", &options.quality, 0, 0},
-        {"window", 0, FLAG_COUNT, "N", "tokens per independent window (the context)", &options.window, 2, 16777216},
-        {"max-tokens", 0, FLAG_COUNT, "N", "stop after so many tokens, 0 for all (0)", &options.max_tokens, 0, 1e15},
+        {"window", 0, FLAG_COUNT, "N", "tokens per independent window (the context)",
+         &options.window, 2, 16777216},
+        {"max-tokens", 0, FLAG_COUNT, "N", "stop after so many tokens, 0 for all (0)",
+         &options.max_tokens, 0, 1e15},
         {"sublayers", 0, FLAG_SWITCH, NULL, "also print each sub-layer's share of skipping tokens",
          &options.sublayers, 0, 0},
         {"json", 0, FLAG_SWITCH, NULL, "print one JSON array", &options.json, 0, 0},
@@ -136,9 +150,12 @@ int cmd_eval(int argc, char **argv) {
     const struct command command = {
         .name = "eval",
         .usage = "MODEL --text FILE [flags]",
-        .summary = "Measures a text at every quality tier. The text is cut into independent windows; the first\n"
-                   "token of each is not predicted. FLOPs are those of the blocks, without the head.",
-        .examples = "example: fathom eval models/fathom-tiny --text book.txt --quality full,fast --sublayers",
+        .summary =
+            "Measures a text at every quality tier. The text is cut into independent windows; the "
+            "first\n"
+            "token of each is not predicted. FLOPs are those of the blocks, without the head.",
+        .examples = "example: fathom eval models/fathom-tiny --text book.txt --quality full,fast "
+                    "--sublayers",
         .flags = flags,
         .flag_count = sizeof flags / sizeof *flags,
         .positional_count = 1,
@@ -147,7 +164,8 @@ int cmd_eval(int argc, char **argv) {
     struct error error = {0};
     int parsed = flags_parse(&command, argc, argv, &error);
     if (parsed == FLAGS_HELP) return EXIT_OK;
-    if (parsed == 0 && !options.text) parsed = error_set(&error, FATHOM_INVALID, "--text FILE is required");
+    if (parsed == 0 && !options.text)
+        parsed = error_set(&error, FATHOM_INVALID, "--text FILE is required");
     if (parsed != 0) return command_fail("eval", &error, EXIT_USAGE);
 
     struct model *model = NULL;

@@ -16,7 +16,8 @@ struct generate_flags {
 };
 
 /* Prints one token; with --show-depth behind a mark of how many sub-layers it took. */
-static void print_token(const struct model *model, const struct engine_event *event, bool show_depth) {
+static void print_token(const struct model *model, const struct engine_event *event,
+                        bool show_depth) {
     size_t length;
     const char *bytes = tokenizer_bytes(model_get_tokenizer(model), event->token, &length);
     if (event->is_stop) return;
@@ -25,19 +26,25 @@ static void print_token(const struct model *model, const struct engine_event *ev
     fflush(stdout);
 }
 
-static void print_summary(const struct model *model, const struct engine_usage *usage, size_t tier) {
+static void print_summary(const struct model *model, const struct engine_usage *usage,
+                          size_t tier) {
     double seconds = (double)usage->decode_ns / 1e9;
     double attn = usage->attn_total ? (double)usage->attn_run / (double)usage->attn_total : 1;
     double mlp = usage->mlp_total ? (double)usage->mlp_run / (double)usage->mlp_total : 1;
-    fprintf(stderr, "%zu prompt + %zu new tokens at '%s': first token after %.1f ms, then %.0f tok/s; ", usage->prompt_tokens,
-            usage->completion_tokens, model_get_info(model)->tiers[tier].name, (double)usage->prefill_ns / 1e6,
-            usage->completion_tokens > 1 && seconds > 0 ? (double)(usage->completion_tokens - 1) / seconds : 0);
-    fprintf(stderr, "skipped %.1f %% of attention, %.1f %% of MLP\n", 100 * (1 - attn), 100 * (1 - mlp));
+    fprintf(stderr,
+            "%zu prompt + %zu new tokens at '%s': first token after %.1f ms, then %.0f tok/s; ",
+            usage->prompt_tokens, usage->completion_tokens, model_get_info(model)->tiers[tier].name,
+            (double)usage->prefill_ns / 1e6,
+            usage->completion_tokens > 1 && seconds > 0
+                ? (double)(usage->completion_tokens - 1) / seconds
+                : 0);
+    fprintf(stderr, "skipped %.1f %% of attention, %.1f %% of MLP\n", 100 * (1 - attn),
+            100 * (1 - mlp));
 }
 
 /* Takes events until the request has finished. */
-static enum finish_reason follow(const struct model *model, struct engine *engine, const struct generate_flags *flags,
-                                 struct engine_usage *usage) {
+static enum finish_reason follow(const struct model *model, struct engine *engine,
+                                 const struct generate_flags *flags, struct engine_usage *usage) {
     for (;;) {
         struct engine_event event;
         engine_wait(engine, 1000);
@@ -50,13 +57,17 @@ static enum finish_reason follow(const struct model *model, struct engine *engin
     }
 }
 
-static int build_prompt(const struct model *model, const char *text, struct token_list *tokens, struct error *error) {
+static int build_prompt(const struct model *model, const char *text, struct token_list *tokens,
+                        struct error *error) {
     if (!model_get_tokenizer(model)) {
-        return error_set(error, FATHOM_UNSUPPORTED, "the model has no tokenizer.json, so text cannot be read");
+        return error_set(error, FATHOM_UNSUPPORTED,
+                         "the model has no tokenizer.json, so text cannot be read");
     }
     bool lead = tokenizer_adds_bos(model_get_tokenizer(model)) || *text == '\0';
     int32_t bos = model_get_info(model)->bos;
-    if (lead && bos < 0) return error_set(error, FATHOM_INVALID, "the prompt is empty and the model has no start token");
+    if (lead && bos < 0)
+        return error_set(error, FATHOM_INVALID,
+                         "the prompt is empty and the model has no start token");
     tokens->ids = malloc(sizeof *tokens->ids);
     if (!tokens->ids) return error_set(error, FATHOM_NO_MEMORY, "no memory for the prompt");
     tokens->capacity = 1;
@@ -68,7 +79,8 @@ static int generate(struct model *model, const struct generate_flags *flags, str
     const struct model_info *info = model_get_info(model);
     int tier = flags->quality ? model_find_tier(model, flags->quality) : (int)info->default_tier;
     if (tier < 0) {
-        return error_set(error, FATHOM_INVALID, "no tier '%s'; 'fathom inspect' lists those of the model", flags->quality);
+        return error_set(error, FATHOM_INVALID,
+                         "no tier '%s'; 'fathom inspect' lists those of the model", flags->quality);
     }
     struct token_list tokens = {0};
     struct engine *engine = NULL;
@@ -98,7 +110,8 @@ static int generate(struct model *model, const struct generate_flags *flags, str
         enum finish_reason finish = follow(model, engine, flags, &usage);
         printf("\n");
         print_summary(model, &usage, (size_t)tier);
-        if (finish == FINISH_ERROR) result = error_set(error, FATHOM_INVALID, "the model gave no usable probabilities");
+        if (finish == FINISH_ERROR)
+            result = error_set(error, FATHOM_INVALID, "the model gave no usable probabilities");
     }
     engine_destroy(engine);
     free(tokens.ids);
@@ -106,25 +119,31 @@ static int generate(struct model *model, const struct generate_flags *flags, str
 }
 
 int cmd_generate(int argc, char **argv) {
-    struct generate_flags options = {.model = MODEL_FLAGS_DEFAULT, .max_tokens = 64, .temperature = 0.8, .top_p = 0.95};
-    if (getrandom(&options.seed, sizeof options.seed, 0) != sizeof options.seed) options.seed = time_now_ns();
+    struct generate_flags options = {
+        .model = MODEL_FLAGS_DEFAULT, .max_tokens = 64, .temperature = 0.8, .top_p = 0.95};
+    if (getrandom(&options.seed, sizeof options.seed, 0) != sizeof options.seed)
+        options.seed = time_now_ns();
     const char *path = NULL;
     const struct flag flags[] = {
         {"prompt", 'p', FLAG_TEXT, "TEXT", "text to continue (required)", &options.prompt, 0, 0},
-        {"max-tokens", 'n', FLAG_COUNT, "N", "tokens to generate (64)", &options.max_tokens, 1, 16777216},
-        {"quality", 'q', FLAG_TEXT, "TIER", "how deep each token may go (the model's default)", &options.quality, 0, 0},
+        {"max-tokens", 'n', FLAG_COUNT, "N", "tokens to generate (64)", &options.max_tokens, 1,
+         16777216},
+        {"quality", 'q', FLAG_TEXT, "TIER", "how deep each token may go (the model's default)",
+         &options.quality, 0, 0},
         {"temperature", 0, FLAG_REAL, "T", "0 is greedy (0.8)", &options.temperature, 0, 2},
         {"top-p", 0, FLAG_REAL, "P", "nucleus, 1 is off (0.95)", &options.top_p, 1e-6, 1},
         {"top-k", 0, FLAG_COUNT, "K", "most likely tokens, 0 is off (0)", &options.top_k, 0, 1e9},
         {"seed", 's', FLAG_SEED, "S", "same seed, same text (random)", &options.seed, 0, 0},
-        {"show-depth", 0, FLAG_SWITCH, NULL, "print the sub-layers run before each token", &options.show_depth, 0, 0},
+        {"show-depth", 0, FLAG_SWITCH, NULL, "print the sub-layers run before each token",
+         &options.show_depth, 0, 0},
         MODEL_FLAGS(options.model),
     };
     const struct command command = {
         .name = "generate",
         .usage = "MODEL -p TEXT [flags]",
         .summary = "Completes one prompt. Text goes to standard output, figures to standard error.",
-        .examples = "example: fathom generate models/fathom-tiny -p 'Once upon a time' -n 100 -q balanced",
+        .examples =
+            "example: fathom generate models/fathom-tiny -p 'Once upon a time' -n 100 -q balanced",
         .flags = flags,
         .flag_count = sizeof flags / sizeof *flags,
         .positional_count = 1,
@@ -133,7 +152,8 @@ int cmd_generate(int argc, char **argv) {
     struct error error = {0};
     int parsed = flags_parse(&command, argc, argv, &error);
     if (parsed == FLAGS_HELP) return EXIT_OK;
-    if (parsed == 0 && !options.prompt) parsed = error_set(&error, FATHOM_INVALID, "-p TEXT is required");
+    if (parsed == 0 && !options.prompt)
+        parsed = error_set(&error, FATHOM_INVALID, "-p TEXT is required");
     if (parsed != 0) return command_fail("generate", &error, EXIT_USAGE);
     struct model *model = NULL;
     int result = command_load_model(path, &options.model, &model, &error);

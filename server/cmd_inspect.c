@@ -11,8 +11,8 @@ static double full_flops(const struct model_info *info) {
 }
 
 static void print_tiers(const struct model_info *info) {
-    printf("\n  %-12s %10s %11s %10s %9s %13s\n", "tier", "skip goal", "perplexity", "attn skip", "MLP skip",
-           "MFLOP/token");
+    printf("\n  %-12s %10s %11s %10s %9s %13s\n", "tier", "skip goal", "perplexity", "attn skip",
+           "MLP skip", "MFLOP/token");
     for (size_t i = 0; i < info->tier_count; i++) {
         const struct tier_info *tier = &info->tiers[i];
         printf("  %-12s %8.0f %%", tier->name, 100 * tier->target_skip);
@@ -26,16 +26,21 @@ static void print_tiers(const struct model_info *info) {
 
 static void print_text(const struct model_info *info) {
     char a[32], b[32], c[32], d[32];
-    printf("%s: %s residual, %.2f M parameters\n", info->name, info->residual, (double)info->parameters / 1e6);
-    printf("  shape      %zu blocks x %zu, %zu heads x %zu (%zu key/value), inner %zu, vocabulary %zu\n", info->blocks,
-           info->hidden, info->heads, info->head_size, info->kv_heads, info->inner, info->vocab);
-    printf("  depth      %zu sub-layers, %zu gate directions, kv_policy %s\n", info->sublayers, info->directions,
-           info->kv_policy == KV_COMPUTE ? "compute" : "omit");
+    printf("%s: %s residual, %.2f M parameters\n", info->name, info->residual,
+           (double)info->parameters / 1e6);
+    printf("  shape      %zu blocks x %zu, %zu heads x %zu (%zu key/value), inner %zu, vocabulary "
+           "%zu\n",
+           info->blocks, info->hidden, info->heads, info->head_size, info->kv_heads, info->inner,
+           info->vocab);
+    printf("  depth      %zu sub-layers, %zu gate directions, kv_policy %s\n", info->sublayers,
+           info->directions, info->kv_policy == KV_COMPUTE ? "compute" : "omit");
     printf("  context    %zu tokens\n", info->context);
-    printf("  compute    %.2f MFLOP per token in the blocks at full depth, mid-context\n", full_flops(info) / 1e6);
+    printf("  compute    %.2f MFLOP per token in the blocks at full depth, mid-context\n",
+           full_flops(info) / 1e6);
     printf("  device     %s, %s weights\n", info->device, info->weights);
     printf("  memory     weights %s, scratch %s, KV cache %s per token (%s for a full context)\n",
-           size_format(info->weight_bytes, a, sizeof a), size_format(info->scratch_bytes, b, sizeof b),
+           size_format(info->weight_bytes, a, sizeof a),
+           size_format(info->scratch_bytes, b, sizeof b),
            size_format(info->kv_block_bytes / 16, c, sizeof c),
            size_format((info->context + 15) / 16 * info->kv_block_bytes, d, sizeof d));
     print_tiers(info);
@@ -45,7 +50,8 @@ static int print_json(const struct model_info *info) {
     json_t *tiers = json_array();
     for (size_t i = 0; i < info->tier_count; i++) {
         const struct tier_info *tier = &info->tiers[i];
-        json_t *entry = json_pack("{s:s, s:f}", "name", tier->name, "target_skip", tier->target_skip);
+        json_t *entry =
+            json_pack("{s:s, s:f}", "name", tier->name, "target_skip", tier->target_skip);
         if (tier->measured) {
             json_object_set_new(entry, "perplexity", json_real(tier->perplexity));
             json_object_set_new(entry, "attn_skip", json_real(tier->attn_skip));
@@ -55,16 +61,18 @@ static int print_json(const struct model_info *info) {
         json_array_append_new(tiers, entry);
     }
     json_t *root = json_pack(
-        "{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:s, s:s, s:I, s:I, s:I, s:f, s:s, s:o}",
-        "name", info->name, "residual", info->residual, "parameters", (json_int_t)info->parameters, "vocab_size",
-        (json_int_t)info->vocab, "hidden_size", (json_int_t)info->hidden, "blocks", (json_int_t)info->blocks,
-        "sublayers", (json_int_t)info->sublayers, "heads", (json_int_t)info->heads, "kv_heads",
-        (json_int_t)info->kv_heads, "head_size", (json_int_t)info->head_size, "inner", (json_int_t)info->inner,
-        "kv_policy", info->kv_policy == KV_COMPUTE ? "compute" : "omit", "context", (json_int_t)info->context,
-        "device", info->device, "weights", info->weights, "weight_bytes", (json_int_t)info->weight_bytes,
-        "scratch_bytes", (json_int_t)info->scratch_bytes, "kv_bytes_per_token",
-        (json_int_t)(info->kv_block_bytes / 16), "flops_per_token_full", full_flops(info), "default_tier",
-        info->tiers[info->default_tier].name, "tiers", tiers);
+        "{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:s, s:s, s:I, s:I, "
+        "s:I, s:f, s:s, s:o}",
+        "name", info->name, "residual", info->residual, "parameters", (json_int_t)info->parameters,
+        "vocab_size", (json_int_t)info->vocab, "hidden_size", (json_int_t)info->hidden, "blocks",
+        (json_int_t)info->blocks, "sublayers", (json_int_t)info->sublayers, "heads",
+        (json_int_t)info->heads, "kv_heads", (json_int_t)info->kv_heads, "head_size",
+        (json_int_t)info->head_size, "inner", (json_int_t)info->inner, "kv_policy",
+        info->kv_policy == KV_COMPUTE ? "compute" : "omit", "context", (json_int_t)info->context,
+        "device", info->device, "weights", info->weights, "weight_bytes",
+        (json_int_t)info->weight_bytes, "scratch_bytes", (json_int_t)info->scratch_bytes,
+        "kv_bytes_per_token", (json_int_t)(info->kv_block_bytes / 16), "flops_per_token_full",
+        full_flops(info), "default_tier", info->tiers[info->default_tier].name, "tiers", tiers);
     int result = root ? json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) : -1;
     printf("\n");
     json_decref(root);
@@ -82,7 +90,8 @@ int cmd_inspect(int argc, char **argv) {
     const struct command command = {
         .name = "inspect",
         .usage = "MODEL [flags]",
-        .summary = "Shows what a checkpoint folder holds: shape, memory, tiers and their measured quality.",
+        .summary = "Shows what a checkpoint folder holds: shape, memory, tiers and their measured "
+                   "quality.",
         .examples = "example: fathom inspect models/fathom-tiny",
         .flags = flags,
         .flag_count = sizeof flags / sizeof *flags,
@@ -98,8 +107,10 @@ int cmd_inspect(int argc, char **argv) {
         return command_fail("inspect", &error, EXIT_FAILED);
     }
     int result = 0;
-    if (json) result = print_json(model_get_info(model));
-    else print_text(model_get_info(model));
+    if (json)
+        result = print_json(model_get_info(model));
+    else
+        print_text(model_get_info(model));
     model_destroy(model);
     return result == 0 ? EXIT_OK : EXIT_FAILED;
 }

@@ -30,8 +30,10 @@ static void show_loading(void *context, double fraction, const char *phase) {
     command_bar("loading", fraction, phase);
 }
 
-int model_flags_options(const struct model_flags *flags, struct model_options *options, struct error *error) {
-    static const char *const names[] = {[WEIGHTS_AUTO] = "auto", [WEIGHTS_F32] = "f32", [WEIGHTS_BF16] = "bf16"};
+int model_flags_options(const struct model_flags *flags, struct model_options *options,
+                        struct error *error) {
+    static const char *const names[] = {
+        [WEIGHTS_AUTO] = "auto", [WEIGHTS_F32] = "f32", [WEIGHTS_BF16] = "bf16"};
     *options = (struct model_options){
         .device = flags->device,
         .isa = flags->isa,
@@ -43,10 +45,12 @@ int model_flags_options(const struct model_flags *flags, struct model_options *o
         options->weights = (enum weight_type)i;
         return 0;
     }
-    return error_set(error, FATHOM_INVALID, "--weights must be auto, f32 or bf16; got '%s'", flags->weights);
+    return error_set(error, FATHOM_INVALID, "--weights must be auto, f32 or bf16; got '%s'",
+                     flags->weights);
 }
 
-int command_load_model(const char *path, const struct model_flags *flags, struct model **model, struct error *error) {
+int command_load_model(const char *path, const struct model_flags *flags, struct model **model,
+                       struct error *error) {
     struct model_options options;
     int result = model_flags_options(flags, &options, error);
     if (result != 0) return result;
@@ -56,12 +60,13 @@ int command_load_model(const char *path, const struct model_flags *flags, struct
     return result;
 }
 
-int command_read_tokens(const struct model *model, const char *path, struct token_list *tokens, size_t *bytes,
-                        struct error *error) {
+int command_read_tokens(const struct model *model, const char *path, struct token_list *tokens,
+                        size_t *bytes, struct error *error) {
     char *text;
     size_t size;
     if (!model_get_tokenizer(model)) {
-        return error_set(error, FATHOM_UNSUPPORTED, "the model has no tokenizer.json, so text cannot be read");
+        return error_set(error, FATHOM_UNSUPPORTED,
+                         "the model has no tokenizer.json, so text cannot be read");
     }
     int result = file_read(path, TEXT_LIMIT, &text, &size, error);
     if (result != 0) return result;

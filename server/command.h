@@ -1,4 +1,5 @@
-/* The sub-commands, and what they share: flags that say how a model is loaded, a loading bar, text files. */
+/* The sub-commands, and what they share: flags that say how a model is loaded, a loading bar, text
+ * files. */
 #ifndef FATHOM_COMMAND_H
 #define FATHOM_COMMAND_H
 
@@ -21,30 +22,36 @@ struct model_flags {
 };
 
 #define MODEL_FLAGS_DEFAULT {.device = "auto", .weights = "auto"}
+
+/* clang-format off */
 #define MODEL_FLAGS(m)                                                                             \
     {"device", 0, FLAG_TEXT, "D", "auto, cpu or cuda:N (auto)", &(m).device, 0, 0},                \
-        {"threads", 0, FLAG_COUNT, "N", "compute threads, 0 for one per processor (0)", &(m).threads, 0, 64}, \
-        {"weights", 0, FLAG_TEXT, "T", "auto, f32 or bf16 (auto)", &(m).weights, 0, 0},            \
-        {"max-context", 0, FLAG_COUNT, "N", "longest prompt + completion, tokens (the model's)",   \
-         &(m).max_context, 0, 16777216},                                                           \
-    {                                                                                              \
-        "isa", 0, FLAG_TEXT, "I", "avx512bf16, avx512, avx2 or portable (best there is)", &(m).isa, 0, 0 \
-    }
+    {"threads", 0, FLAG_COUNT, "N", "compute threads, 0 for one per processor (0)",                \
+     &(m).threads, 0, 64},                                                                         \
+    {"weights", 0, FLAG_TEXT, "T", "auto, f32 or bf16 (auto)", &(m).weights, 0, 0},                \
+    {"max-context", 0, FLAG_COUNT, "N", "longest prompt + completion, tokens (the model's)",       \
+     &(m).max_context, 0, 16777216},                                                               \
+    {"isa", 0, FLAG_TEXT, "I", "avx512bf16, avx512, avx2 or portable (best there is)",             \
+     &(m).isa, 0, 0}
+/* clang-format on */
 
 /* Turns flags into options; an unknown weight type is FATHOM_INVALID. */
-int model_flags_options(const struct model_flags *flags, struct model_options *options, struct error *error);
+int model_flags_options(const struct model_flags *flags, struct model_options *options,
+                        struct error *error);
 
 /* Loads with a bar on standard error when that is a terminal. */
-int command_load_model(const char *path, const struct model_flags *flags, struct model **model, struct error *error);
+int command_load_model(const char *path, const struct model_flags *flags, struct model **model,
+                       struct error *error);
 
 /* Reads a text file and tokenizes it; *bytes (may be NULL) is its size. */
-int command_read_tokens(const struct model *model, const char *path, struct token_list *tokens, size_t *bytes,
-                        struct error *error);
+int command_read_tokens(const struct model *model, const char *path, struct token_list *tokens,
+                        size_t *bytes, struct error *error);
 
 /* Prints "fathom NAME: message" and returns `code`. */
 int command_fail(const char *name, const struct error *error, int code);
 
-/* Draws "label [####    ] 42 %  detail" on standard error over the last one, if it is a terminal. */
+/* Draws "label [####    ] 42 %  detail" on standard error over the last one, if it is a terminal.
+ */
 void command_bar(const char *label, double fraction, const char *detail);
 void command_bar_clear(void);
 

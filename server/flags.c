@@ -81,8 +81,8 @@ static int parse_real(const char *text, double *value) {
 }
 
 static int bounds_error(const struct flag *flag, const char *text, struct error *error) {
-    return error_set(error, FATHOM_INVALID, "--%s must be between %.15g and %.15g; got '%s'", flag->name,
-                     flag->low, flag->high, text);
+    return error_set(error, FATHOM_INVALID, "--%s must be between %.15g and %.15g; got '%s'",
+                     flag->name, flag->low, flag->high, text);
 }
 
 static int flag_set(const struct flag *flag, const char *text, struct error *error) {
@@ -97,13 +97,15 @@ static int flag_set(const struct flag *flag, const char *text, struct error *err
             error_prefix(error, "--%s", flag->name);
             return result;
         }
-        if ((double)bytes < flag->low || (double)bytes > flag->high) return bounds_error(flag, text, error);
+        if ((double)bytes < flag->low || (double)bytes > flag->high)
+            return bounds_error(flag, text, error);
         *(size_t *)flag->value = bytes;
         return 0;
     }
     case FLAG_COUNT: {
         uint64_t count;
-        if (parse_whole(text, &count) != 0 || (double)count < flag->low || (double)count > flag->high) {
+        if (parse_whole(text, &count) != 0 || (double)count < flag->low ||
+            (double)count > flag->high) {
             return bounds_error(flag, text, error);
         }
         *(size_t *)flag->value = (size_t)count;
@@ -111,7 +113,8 @@ static int flag_set(const struct flag *flag, const char *text, struct error *err
     }
     case FLAG_SEED:
         if (parse_seed(text, flag->value) == 0) return 0;
-        return error_set(error, FATHOM_INVALID, "--%s must be a 64-bit whole number; got '%s'", flag->name, text);
+        return error_set(error, FATHOM_INVALID, "--%s must be a 64-bit whole number; got '%s'",
+                         flag->name, text);
     case FLAG_REAL: {
         double real;
         if (parse_real(text, &real) != 0 || real < flag->low || real > flag->high) {
@@ -126,7 +129,8 @@ static int flag_set(const struct flag *flag, const char *text, struct error *err
     bool on = strcmp(text, "1") == 0 || strcmp(text, "true") == 0 || strcmp(text, "yes") == 0;
     bool off = strcmp(text, "0") == 0 || strcmp(text, "false") == 0 || strcmp(text, "no") == 0;
     if (!on && !off) {
-        return error_set(error, FATHOM_INVALID, "--%s is a switch; 'true' and 'false' are its values, not '%s'",
+        return error_set(error, FATHOM_INVALID,
+                         "--%s is a switch; 'true' and 'false' are its values, not '%s'",
                          flag->name, text);
     }
     *(bool *)flag->value = on;
@@ -157,19 +161,23 @@ static int unknown_flag(const struct command *command, const char *name, struct 
     for (size_t i = 0; i < count; i++) names[i] = command->flags[i].name;
     const char *near = flags_suggest(name, names, count);
     if (near) {
-        return error_set(error, FATHOM_INVALID, "unknown flag --%s; did you mean --%s?", name, near);
+        return error_set(error, FATHOM_INVALID, "unknown flag --%s; did you mean --%s?", name,
+                         near);
     }
-    return error_set(error, FATHOM_INVALID, "unknown flag --%s; see 'fathom %s --help'", name, command->name);
+    return error_set(error, FATHOM_INVALID, "unknown flag --%s; see 'fathom %s --help'", name,
+                     command->name);
 }
 
 /* Finds the flag that an argument names; *attached is what follows '=', or NULL. */
-static const struct flag *flag_find(const struct command *command, const char *argument, const char **attached) {
+static const struct flag *flag_find(const struct command *command, const char *argument,
+                                    const char **attached) {
     const char *name = argument + (argument[1] == '-' ? 2 : 1);
     size_t length = strcspn(name, "=");
     *attached = name[length] == '=' ? name + length + 1 : NULL;
     for (size_t i = 0; i < command->flag_count; i++) {
         const struct flag *flag = &command->flags[i];
-        bool is_long = argument[1] == '-' && strlen(flag->name) == length && memcmp(flag->name, name, length) == 0;
+        bool is_long = argument[1] == '-' && strlen(flag->name) == length &&
+                       memcmp(flag->name, name, length) == 0;
         bool is_short = argument[1] != '-' && length == 1 && flag->letter == name[0];
         if (is_long || is_short) return flag;
     }
@@ -189,7 +197,8 @@ int flags_parse(const struct command *command, int argc, char **argv, struct err
         }
         if (flags_ended || argument[0] != '-' || argument[1] == '\0') {
             if (positionals == command->positional_count) {
-                return error_set(error, FATHOM_INVALID, "unexpected argument '%s'; usage: fathom %s %s", argument,
+                return error_set(error, FATHOM_INVALID,
+                                 "unexpected argument '%s'; usage: fathom %s %s", argument,
                                  command->name, command->usage);
             }
             command->positionals[positionals++] = argument;
@@ -205,14 +214,15 @@ int flags_parse(const struct command *command, int argc, char **argv, struct err
         if (!value && flag->kind == FLAG_SWITCH) value = "true";
         if (!value && i + 1 < argc) value = argv[++i];
         if (!value) {
-            return error_set(error, FATHOM_INVALID, "--%s needs a value: --%s %s", flag->name, flag->name,
-                             flag->placeholder);
+            return error_set(error, FATHOM_INVALID, "--%s needs a value: --%s %s", flag->name,
+                             flag->name, flag->placeholder);
         }
         result = flag_set(flag, value, error);
         if (result != 0) return result;
     }
     if (positionals < command->positional_count) {
-        return error_set(error, FATHOM_INVALID, "missing argument; usage: fathom %s %s", command->name, command->usage);
+        return error_set(error, FATHOM_INVALID, "missing argument; usage: fathom %s %s",
+                         command->name, command->usage);
     }
     return 0;
 }

@@ -1,8 +1,9 @@
 /* Command-line flags of one sub-command: typed, bounded, also settable from the environment.
  *
- * `--name value` and `--name=value`; a switch takes no value. FATHOM_NAME in the environment (dashes as
- * underscores) sets the same flag; the command line wins. `--` ends the flags. An unknown flag is an
- * error that suggests the nearest one. Values point into argv or the environment: they live as long.
+ * `--name value` and `--name=value`; a switch takes no value. FATHOM_NAME in the environment
+ * (dashes as underscores) sets the same flag; the command line wins. `--` ends the flags. An
+ * unknown flag is an error that suggests the nearest one. Values point into argv or the
+ * environment: they live as long.
  */
 #ifndef FATHOM_FLAGS_H
 #define FATHOM_FLAGS_H
@@ -35,14 +36,14 @@ struct command {
     const char *examples; /* printed last; NULL for none */
     const struct flag *flags;
     size_t flag_count;
-    size_t positional_count;   /* exactly this many are required */
-    const char **positionals;  /* out: [positional_count] */
+    size_t positional_count;  /* exactly this many are required */
+    const char **positionals; /* out: [positional_count] */
 };
 
 enum { FLAGS_OK = 0, FLAGS_HELP = 1 };
 
-/* argv[0] is the sub-command's name. FLAGS_HELP: --help was asked for and printed to standard output.
- * Negative: FATHOM_INVALID, error says which flag and what would be right (exit code 2). */
+/* argv[0] is the sub-command's name. FLAGS_HELP: --help was asked for and printed to standard
+ * output. Negative: FATHOM_INVALID, error says which flag and what would be right (exit code 2). */
 int flags_parse(const struct command *command, int argc, char **argv, struct error *error);
 
 /* One-screen help. */

@@ -18,10 +18,14 @@ static const struct {
 enum { COMMAND_COUNT = sizeof commands / sizeof *commands };
 
 static void print_help(FILE *out) {
-    fprintf(out, "Fathom %s: language model serving where every token gets the depth it needs\n\n", FATHOM_VERSION);
+    fprintf(out, "Fathom %s: language model serving where every token gets the depth it needs\n\n",
+            FATHOM_VERSION);
     fprintf(out, "usage: fathom COMMAND ...\n\n");
-    for (int i = 0; i < COMMAND_COUNT; i++) fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].summary);
-    fprintf(out, "\n'fathom COMMAND --help' explains one. Start with: fathom serve models/fathom-tiny\n");
+    for (int i = 0; i < COMMAND_COUNT; i++)
+        fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].summary);
+    fprintf(
+        out,
+        "\n'fathom COMMAND --help' explains one. Start with: fathom serve models/fathom-tiny\n");
 }
 
 int main(int argc, char **argv) {
@@ -29,7 +33,8 @@ int main(int argc, char **argv) {
         print_help(stderr);
         return EXIT_USAGE;
     }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
+        strcmp(argv[1], "help") == 0) {
         print_help(stdout);
         return EXIT_OK;
     }
@@ -43,7 +48,7 @@ int main(int argc, char **argv) {
         names[i] = commands[i].name;
     }
     const char *near = flags_suggest(argv[1], names, COMMAND_COUNT);
-    fprintf(stderr, "fathom: unknown command '%s'%s%s%s; see 'fathom --help'\n", argv[1], near ? "; did you mean '" : "",
-            near ? near : "", near ? "'?" : "");
+    fprintf(stderr, "fathom: unknown command '%s'%s%s%s; see 'fathom --help'\n", argv[1],
+            near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
     return EXIT_USAGE;
 }
