@@ -88,7 +88,8 @@ const char *size_format(size_t bytes, char *out, size_t out_size) {
 }
 
 int file_read(const char *path, size_t limit, char **data, size_t *size, struct error *error) {
-    int file = open(path, O_RDONLY | O_CLOEXEC);
+    /* Not blocking: a FIFO in the place of a file would never open. */
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (file < 0) {
         int code = errno == ENOENT ? FATHOM_NOT_FOUND : FATHOM_IO;
         return error_set(error, code, "cannot open %s: %s", path, strerror(errno));
