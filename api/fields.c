@@ -1,0 +1,181 @@
+#include "api/fields.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* As a tree, an array takes about 100 bytes and a number 40, whatever little text they were:
+ * without these bounds 16 MiB of "[[],[],..." would take half a gigabyte. Both leave room for 256
+ * prompts of 8192 ids. */
+#define JSON_CONTAINERS_MAX ((size_t)1 << 16)
+#define JSON_VALUES_MAX     ((size_t)1 << 21)
+
+static int check_structure(const char *body, size_t length, struct api_error *error);
+
+int body_parse(const char *body, size_t length, json_t **object, struct api_error *error) {
+    json_error_t syntax;
+    int result = check_structure(body, length, error);
+    if (result != 0) return result;
+    json_t *value = json_loadb(body, length, JSON_ALLOW_NUL, &syntax);
+    if (!value && json_error_code(&syntax) == json_error_numeric_overflow) {
+        /* An integer beyond 64 bits. As a real it is out of every field's range, and so gets
+         * refused by name, or ignored where it stands in a field that is ignored. */
+        value = json_loadb(body, length, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &syntax);
+    }
+    if (!value && json_error_code(&syntax) == json_error_out_of_memory) {
+        return refuse_no_memory(error);
+    }
+    if (!value) {
+        return api_error_set(error, 400, NULL, NULL,
+                             "the body is not valid JSON: %s (line %d, column %d)", syntax.text,
+                             syntax.line, syntax.column);
+    }
+    if (!json_is_object(value)) {
+        json_decref(value);
+        return api_error_set(error, 400, NULL, NULL, "the body must be a JSON object");
+    }
+    *object = value;
+    return 0;
+}
+
+/* Looks at brackets and commas outside of strings only; jansson judges the syntax. */
+static int check_structure(const char *body, size_t length, struct api_error *error) {
+    size_t depth = 0, containers = 0, values = 0;
+    bool in_string = false;
+    for (size_t i = 0; i < length; i++) {
+        char c = body[i];
+        if (in_string) {
+            if (c == '\\') i++;
+            if (c == '"') in_string = false;
+        } else if (c == '"') {
+            in_string = true;
+        } else if (c == '[' || c == '{') {
+            containers++;
+            if (++depth > JSON_DEPTH_MAX) {
+                return api_error_set(error, 400, NULL, NULL, "the body nests deeper than %d levels",
+                                     JSON_DEPTH_MAX);
+            }
+        } else if (c == ']' || c == '}') {
+            depth -= depth > 0;
+        } else if (c == ',') {
+            values++;
+        }
+    }
+    if (containers <= JSON_CONTAINERS_MAX && values <= JSON_VALUES_MAX) return 0;
+    return api_error_set(
+        error, 400, NULL, NULL,
+        "the body holds more than %zu arrays and objects or %zu values; send it in parts",
+        JSON_CONTAINERS_MAX, JSON_VALUES_MAX);
+}
+
+const json_t *field_get(const json_t *object, const char *name) {
+    const json_t *value = json_object_get(object, name);
+    return json_is_null(value) ? NULL : value;
+}
+
+int field_read_bool(const json_t *object, const char *name, bool *out, struct api_error *error) {
+    const json_t *value = field_get(object, name);
+    if (!value) return 0;
+    if (!json_is_boolean(value)) return field_refuse(name, value, error, "true or false");
+    *out = json_is_true(value);
+    return 0;
+}
+
+int field_read_integer(const json_t *object, const char *name, int64_t low, int64_t high,
+                       int64_t *out, struct api_error *error) {
+    const json_t *value = field_get(object, name);
+    int64_t number;
+    if (!value) return 0;
+    if (!value_to_integer(value, &number) || number < low || number > high) {
+        return field_refuse(name, value, error, "an integer from %lld to %lld", (long long)low,
+                            (long long)high);
+    }
+    *out = number;
+    return 0;
+}
+
+int field_read_number(const json_t *object, const char *name, double low, double high,
+                      bool open_low, double *out, struct api_error *error) {
+    const json_t *value = field_get(object, name);
+    if (!value) return 0;
+    double number = json_number_value(value);
+    bool inside = number >= low && number <= high && !(open_low && number == low);
+    if (!json_is_number(value) || !inside) {
+        return field_refuse(
+            name, value, error,
+            open_low ? "a number above %g and at most %g" : "a number from %g to %g", low, high);
+    }
+    *out = number;
+    return 0;
+}
+
+/* How a message shows a value: numbers as they are, the rest by kind. */
+static void describe(const json_t *value, char *out, size_t size) {
+    if (json_is_integer(value)) {
+        snprintf(out, size, "%lld", (long long)json_integer_value(value));
+    } else if (json_is_real(value)) {
+        snprintf(out, size, "%.12g", json_real_value(value));
+    } else {
+        snprintf(out, size, "%s",
+                 !value                  ? "missing"
+                 : json_is_string(value) ? "a string"
+                 : json_is_array(value)  ? "an array"
+                 : json_is_object(value) ? "an object"
+                 : json_is_null(value)   ? "null"
+                                         : "a boolean");
+    }
+}
+
+int field_refuse(const char *name, const json_t *found, struct api_error *error,
+                 const char *expected, ...) {
+    char wanted[256], shown[32];
+    va_list arguments;
+    va_start(arguments, expected);
+    vsnprintf(wanted, sizeof wanted, expected, arguments);
+    va_end(arguments);
+    describe(found, shown, sizeof shown);
+    return api_error_set(error, 400, NULL, name, "%s must be %s, not %s", name, wanted, shown);
+}
+
+const char *field_element(const char *name, size_t index, char out[64]) {
+    snprintf(out, 64, "%s[%zu]", name, index);
+    return out;
+}
+
+bool value_to_integer(const json_t *value, int64_t *out) {
+    if (json_is_integer(value)) {
+        *out = json_integer_value(value);
+        return true;
+    }
+    double real = json_real_value(value); /* 0 for what is no real */
+    /* Beyond 2^53 a double no longer says which integer was meant. */
+    if (!json_is_real(value) || !(fabs(real) <= 0x1p53) || real != floor(real)) return false;
+    *out = (int64_t)real;
+    return true;
+}
+
+int value_to_tokens(const json_t *array, const char *name, size_t vocab, struct token_list *list,
+                    struct api_error *error) {
+    size_t count = json_array_size(array);
+    int32_t *ids = calloc(count ? count : 1, sizeof *ids);
+    if (!ids) return refuse_no_memory(error);
+    for (size_t i = 0; i < count; i++) {
+        const json_t *value = json_array_get(array, i);
+        int64_t id;
+        if (!value_to_integer(value, &id) || id < 0 || (uint64_t)id >= vocab) {
+            char element[64];
+            free(ids);
+            return field_refuse(field_element(name, i, element), value, error,
+                                "a token id from 0 to %zu", vocab - 1);
+        }
+        ids[i] = (int32_t)id;
+    }
+    *list = (struct token_list){.ids = ids, .count = count, .capacity = count ? count : 1};
+    return 0;
+}
+
+int refuse_no_memory(struct api_error *error) {
+    return api_error_set(error, 500, NULL, NULL, "no memory for this request");
+}

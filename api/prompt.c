@@ -1,0 +1,133 @@
+#include "api/prompt.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int read_one(const struct api_context *context, const json_t *value, const char *name,
+                    struct prompt *prompt, struct api_error *error) {
+    if (!json_is_string(value)) {
+        if (json_array_size(value) == 0) {
+            return api_error_set(error, 400, NULL, name, "%s is empty: give at least one token id",
+                                 name);
+        }
+        return value_to_tokens(value, name, context->model->vocab, &prompt->tokens, error);
+    }
+    prompt->text_length = json_string_length(value);
+    prompt->text = malloc(prompt->text_length + 1);
+    if (!prompt->text) return refuse_no_memory(error);
+    memcpy(prompt->text, json_string_value(value), prompt->text_length + 1);
+    return 0;
+}
+
+/* Every prompt of a list is of the first one's kind. */
+static int read_list(const struct api_context *context, const json_t *list,
+                     struct completion_request *request, struct api_error *error) {
+    const json_t *first = json_array_get(list, 0);
+    for (size_t i = 0; i < request->prompt_count; i++) {
+        char name[64];
+        const json_t *value = json_array_get(list, i);
+        field_element("prompt", i, name);
+        if (json_typeof(value) != json_typeof(first)) {
+            return field_refuse(name, value, error, "of the same kind as prompt[0], %s",
+                                json_is_string(first) ? "a string" : "an array of token ids");
+        }
+        int result = read_one(context, value, name, &request->prompts[i], error);
+        if (result != 0) return result;
+    }
+    return 0;
+}
+
+int prompts_read(const struct api_context *context, const json_t *value,
+                 struct completion_request *request, struct api_error *error) {
+    const json_t *first = json_array_get(value, 0);
+    bool is_list = json_is_string(first) || json_is_array(first);
+    if (!is_list && !json_is_string(value) && !json_is_number(first)) {
+        const char *expected =
+            "a string, an array of strings, an array of token ids, or an array of "
+            "arrays of token ids; \"\" starts a new document";
+        if (!json_is_array(value)) return field_refuse("prompt", value, error, "%s", expected);
+        return api_error_set(error, 400, NULL, "prompt", "prompt must be %s; this array %s",
+                             expected, first ? "holds something else" : "is empty");
+    }
+    size_t count = is_list ? json_array_size(value) : 1;
+    if (count > PROMPTS_MAX) {
+        return api_error_set(error, 400, NULL, "prompt",
+                             "prompt holds %zu prompts; the limit is %d", count, PROMPTS_MAX);
+    }
+    request->prompts = calloc(count, sizeof *request->prompts);
+    if (!request->prompts) return refuse_no_memory(error);
+    request->prompt_count = count;
+    if (is_list) return read_list(context, value, request, error);
+    return read_one(context, value, "prompt", &request->prompts[0], error);
+}
+
+/* Text -> ids as the model wants to see them: the bos token first if the tokenizer adds one, and
+ * never nothing (an empty text becomes the token that starts a document). Special tokens written in
+ * the text are recognised. */
+static int tokenize(const struct api_context *context, struct prompt *prompt, const char *param,
+                    struct api_error *error) {
+    const struct tokenizer *tokenizer = context->tokenizer;
+    int32_t bos = tokenizer_bos(tokenizer);
+    int32_t start = bos >= 0 ? bos : tokenizer_eos(tokenizer);
+    bool is_empty = prompt->text_length == 0;
+    if (is_empty && start < 0) {
+        return api_error_set(error, 400, NULL, param,
+                             "%s is empty, and this model has no token that starts a document",
+                             param);
+    }
+    if (is_empty || (tokenizer_adds_bos(tokenizer) && bos >= 0)) {
+        prompt->tokens.ids = malloc(sizeof *prompt->tokens.ids);
+        if (!prompt->tokens.ids) return refuse_no_memory(error);
+        prompt->tokens.ids[0] = start;
+        prompt->tokens.count = prompt->tokens.capacity = prompt->hidden = 1;
+    }
+    struct error cause = {0};
+    int result = tokenizer_encode(tokenizer, prompt->text, prompt->text_length, true,
+                                  &prompt->tokens, &cause);
+    if (result == FATHOM_NO_MEMORY) return refuse_no_memory(error);
+    if (result != 0) return api_error_set(error, 400, NULL, param, "%s: %s", param, cause.message);
+    return 0;
+}
+
+/* What a completion may at most take: the default length, if the client named none, gives way. */
+static int check_length(const struct api_context *context, const struct completion_request *request,
+                        struct prompt *prompt, const char *name, struct api_error *error) {
+    size_t count = prompt->tokens.count, most = context->model->context;
+    size_t limit = context->max_sequence < most ? context->max_sequence : most;
+    size_t room = count < limit ? limit - count : 0;
+    size_t wanted = request->max_tokens;
+    if (!request->has_max_tokens && wanted > room) wanted = room > 0 ? room : 1;
+    if (count <= limit && wanted <= room) {
+        prompt->max_tokens = wanted;
+        return 0;
+    }
+    /* Both counts are far below SIZE_MAX: one is held in memory, the other is at most INT32_MAX. */
+    bool over_context = count + wanted > most;
+    return api_error_set(
+        error, 400, over_context ? "context_length_exceeded" : "kv_budget_exceeded",
+        room > 0 ? "max_tokens" : name,
+        "the %s holds %zu tokens, and this request asks for %zu: %zu in %s and %zu "
+        "(max_tokens) to complete it; shorten one of them",
+        over_context ? "model's context" : "server's KV budget", over_context ? most : limit,
+        count + wanted, count, name, wanted);
+}
+
+int completion_request_tokenize(const struct api_context *context,
+                                struct completion_request *request, struct api_error *error) {
+    for (size_t i = 0; i < request->prompt_count; i++) {
+        struct prompt *prompt = &request->prompts[i];
+        char name[64] = "prompt";
+        int result = 0;
+        if (request->prompt_count > 1) field_element("prompt", i, name);
+        if (prompt->text) result = tokenize(context, prompt, name, error);
+        if (!result) result = check_length(context, request, prompt, name, error);
+        if (result != 0) return result;
+    }
+    return 0;
+}
+
+void prompt_free(struct prompt *prompt) {
+    free(prompt->text);
+    free(prompt->tokens.ids);
+    *prompt = (struct prompt){0};
+}
