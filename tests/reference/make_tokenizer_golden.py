@@ -3,10 +3,10 @@
 
   lines.json             the texts, one list of strings
   NAME/tokenizer.json    small tokenizers trained here, one per way of cutting text
-  NAME.ids               what Hugging Face `tokenizers` makes of each text: ids, and after a '|' the ids with
-                         special tokens recognised, where these are others
+  NAME.ids               what Hugging Face `tokenizers` makes of each text: ids, and after a '|' the
+                         ids with special tokens recognised, where these are others
 
-`tiny` is the checkpoint's own tokenizer. Other files to compare with: --check FOLDER prints the ids of all
+`tiny` is the checkpoint's own tokenizer. To compare others: --check FOLDER prints the ids of all
 lines for the tokenizer.json in FOLDER, in the same format. Needs: pip install tokenizers.
 """
 import argparse
@@ -21,37 +21,53 @@ HERE = pathlib.Path(__file__).resolve().parent
 OUT = HERE / "tokenizer"
 TINY = HERE.parent.parent / "models" / "fathom-tiny" / "tokenizer.json"
 
-LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-          r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+          r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 
-WORDS = """the a of and to in lamp river fathom sounding lead line depth water keel anchor harbour tide shoal
-chart compass mast sail rope winch storm calm north south reef lantern captain pilot weather quiet deep slow
-Under Over Between Before After measure counting thirteen forty-two naïve façade Ångström señor""".split()
+WORDS = """the a of and to in lamp river fathom sounding lead line depth water keel anchor harbour
+tide shoal chart compass mast sail rope winch storm calm north south reef lantern captain pilot
+weather quiet deep slow Under Over Between Before After measure counting thirteen forty-two naïve
+façade Ångström señor""".split()
 
 SCRIPTS = [
     "深い海の底に静かな光がある。", "ランプを下げて水深を測る", "水深は十二尋です、注意してください！", "깊은 바다의 밑바닥을 재다",
-    "قاس البحّار عمق الماء بحبل طويل", "המלח מדד את עומק המים", "Глубина реки не меняется.", "Το βάθος του νερού",
-    "नाविक ने पानी की गहराई नापी", "ชาวประมงวัดความลึกของน้ำ", "Độ sâu của nước thay đổi", "ความลึก ๑๒๓ เมตร",
-    "፩፪፫ ጥልቀት", "ꦲꦏ꧀ꦱꦫ", "𝔉𝔞𝔱𝔥𝔬𝔪 𝟙𝟚𝟛", "ⅫⅣ ½¾ ²³ ①②",
+    "قاس البحّار عمق الماء بحبل طويل", "המלח מדד את עומק המים", "Глубина реки не меняется.",
+    "Το βάθος του νερού", "नाविक ने पानी की गहराई नापी", "ชาวประมงวัดความลึกของน้ำ",
+    "Độ sâu của nước thay đổi", "ความลึก ๑๒๓ เมตร", "፩፪፫ ጥልቀት", "ꦲꦏ꧀ꦱꦫ", "𝔉𝔞𝔱𝔥𝔬𝔪 𝟙𝟚𝟛",
+    "ⅫⅣ ½¾ ²³ ①②",
 ]
 EMOJI = ["👩‍👩‍👧‍👦", "🏳️‍🌈", "👍🏽", "🇮🇸🇳🇿", "☕️", "🧜‍♀️", "❤️‍🔥", "🫠", "#️⃣", "⚓"]
-MARKS = ["e\u0301", "a\u0323\u0302", "a\u0302\u0323", "o\u0308\u0304", "\u1100\u1161\u11a8", "\uac00\u11a8",
-         "\u0041\u030a", "\u212b", "\u2126", "\u0958", "\u1e9b\u0323", "\u0344", "q\u0307\u0323", "\ufb01",
-         "\u0301", "\u093c\u0915", "\u2adc", "\u0f73", "\u1e0a\u0323", "\u05d0\u05bc\u05b8"]
-SPACES = [" ", "  ", "   ", "\t", "\n", "\r\n", "\n\n", " \n ", "\u00a0", "\u3000", "\u2003", "\u2028", "\u0085",
-          "\u180e", "\u200b", "\ufeff", "\v", "\f", "\x1c", "\u1680", " \t \t"]
-CONTRACTIONS = ["I'm", "you'll", "we've", "it's", "don't", "they'd", "we're", "DON'T", "IT'S", "I'M", "o'clock",
-                "'tis", "rock'n'roll", "x'\u017f", "''s", "'lL", "it\u2019s"]
-CODE = ["for (int i = 0; i < n; i++) {", "    return x->y[3] != 0x1F;", "def f(a, *b, **c):", "#include <stdio.h>",
-        "printf(\"%d\\n\", a);", "\tif err != nil {\n\t\treturn err\n\t}", "SELECT * FROM t WHERE id=10;",
-        "https://example.org/a/b?c=d&e=%20", "a&&b||!c", "</div><p class=\"x\">", "$$x^2_{i,j}$$", "/* ... */"]
-TOKENS = ["<|endoftext|>", "<|begin|>", "<|eot|>", "<tool>", "<tool_call>", "<mask>", "<|end", "<|", "<tool",
-          "Caf\u00e9!", "Cafe\u0301!", "[PAD]", "  <mask>  ", "<tool>\n\n", "<tool_call><tool><tool_",
-          "<|endoftext|><|endoftext|>", "<<|eot|>>"]
-RANGES = [(0x20, 0x7e), (0xa0, 0x24f), (0x300, 0x36f), (0x370, 0x5ff), (0x600, 0x6ff), (0x900, 0xdff),
-          (0x1100, 0x11ff), (0x1e00, 0x1fff), (0x2000, 0x206f), (0x2100, 0x2bff), (0x3040, 0x33ff),
-          (0x4e00, 0x4fff), (0xac00, 0xad00), (0xe000, 0xe010), (0xfb00, 0xffef), (0x1f300, 0x1f6ff),
-          (0x1d400, 0x1d7ff), (0x0, 0x1f), (0x1f1e6, 0x1f1ff), (0xe0020, 0xe007f)]
+MARKS = [
+    "e\u0301", "a\u0323\u0302", "a\u0302\u0323", "o\u0308\u0304", "\u1100\u1161\u11a8",
+    "\uac00\u11a8", "\u0041\u030a", "\u212b", "\u2126", "\u0958", "\u1e9b\u0323", "\u0344",
+    "q\u0307\u0323", "\ufb01", "\u0301", "\u093c\u0915", "\u2adc", "\u0f73", "\u1e0a\u0323",
+    "\u05d0\u05bc\u05b8",
+]
+SPACES = [
+    " ", "  ", "   ", "\t", "\n", "\r\n", "\n\n", " \n ", "\u00a0", "\u3000", "\u2003",
+    "\u2028", "\u0085", "\u180e", "\u200b", "\ufeff", "\v", "\f", "\x1c", "\u1680", " \t \t",
+]
+CONTRACTIONS = [
+    "I'm", "you'll", "we've", "it's", "don't", "they'd", "we're", "DON'T", "IT'S", "I'M",
+    "o'clock", "'tis", "rock'n'roll", "x'\u017f", "''s", "'lL", "it\u2019s",
+]
+CODE = [
+    "for (int i = 0; i < n; i++) {", "    return x->y[3] != 0x1F;", "def f(a, *b, **c):",
+    "#include <stdio.h>", "printf(\"%d\\n\", a);", "\tif err != nil {\n\t\treturn err\n\t}",
+    "SELECT * FROM t WHERE id=10;", "https://example.org/a/b?c=d&e=%20", "a&&b||!c",
+    "</div><p class=\"x\">", "$$x^2_{i,j}$$", "/* ... */",
+]
+TOKENS = [
+    "<|endoftext|>", "<|begin|>", "<|eot|>", "<tool>", "<tool_call>", "<mask>", "<|end", "<|",
+    "<tool", "Caf\u00e9!", "Cafe\u0301!", "[PAD]", "  <mask>  ", "<tool>\n\n",
+    "<tool_call><tool><tool_", "<|endoftext|><|endoftext|>", "<<|eot|>>",
+]
+RANGES = [
+    (0x20, 0x7e), (0xa0, 0x24f), (0x300, 0x36f), (0x370, 0x5ff), (0x600, 0x6ff), (0x900, 0xdff),
+    (0x1100, 0x11ff), (0x1e00, 0x1fff), (0x2000, 0x206f), (0x2100, 0x2bff), (0x3040, 0x33ff),
+    (0x4e00, 0x4fff), (0xac00, 0xad00), (0xe000, 0xe010), (0xfb00, 0xffef), (0x1f300, 0x1f6ff),
+    (0x1d400, 0x1d7ff), (0x0, 0x1f), (0x1f1e6, 0x1f1ff), (0xe0020, 0xe007f),
+]
 
 
 def words(r):
@@ -59,15 +75,19 @@ def words(r):
 
 
 def digits(r):
-    return r.choice(["{}", "{}.{}", "-{}", "{}e{}", "{},{}", "x{}y{}"]).format(r.randint(0, 10**9), r.randint(0, 999))
+    form = r.choice(["{}", "{}.{}", "-{}", "{}e{}", "{},{}", "x{}y{}"])
+    return form.format(r.randint(0, 10**9), r.randint(0, 999))
 
 
 def spaces(r):
     return "".join(r.choice(SPACES) * r.choice([1, 1, 2, 9]) for _ in range(r.randint(1, 3)))
 
 
+RUNS = ["a", " ", "\n", "\t", "=", "-", "é", "字", "👍", "0", "A", "\u0301", "ab", " .", "\r\n"]
+
+
 def run(r):
-    return r.choice(["a", " ", "\n", "\t", "=", "-", "é", "字", "👍", "0", "A", "\u0301", "ab", " .", "\r\n"]) * r.randint(2, 60)
+    return r.choice(RUNS) * r.randint(2, 60)
 
 
 def mixed(r):
@@ -85,7 +105,7 @@ PARTS = [words, words, digits, spaces, run, mixed, mixed] + [
 
 def make_lines(count):
     r = random.Random(20)
-    lines = [""] + [part for c in (SCRIPTS, EMOJI, MARKS, SPACES, CONTRACTIONS, CODE, TOKENS) for part in c]
+    lines = ["", *SCRIPTS, *EMOJI, *MARKS, *SPACES, *CONTRACTIONS, *CODE, *TOKENS]
     while len(lines) < count:
         pieces = [r.choice(PARTS)(r) for _ in range(r.choice([1, 2, 3, 4]))]
         lines.append(r.choice(["", " "]).join(pieces))
@@ -107,23 +127,26 @@ def train(lines, pre_tokenizer, size, specials, normalizer=None):
 
 def make_prefix(lines):
     """GPT-2's way: one regular expression in ByteLevel, and a space before each text."""
-    tokenizer = train(lines, pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True), 700, ["<|endoftext|>"])
+    tokenizer = train(lines, pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True),
+                      700, ["<|endoftext|>"])
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
-    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, rstrip=False, normalized=False)])
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
     return json.loads(tokenizer.to_str())
 
 
 def make_split(lines):
-    """Llama 3's way: Split, a beginning token by template, added tokens that are no special ones."""
+    """Llama 3's way: Split, a beginning token by template; ordinary added tokens."""
     steps = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3), "isolated"),
-                                     pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+                                     pre_tokenizers.ByteLevel(add_prefix_space=False,
+                                                              use_regex=False)])
     tokenizer = train(lines, steps, 800, ["<|begin|>", "<|endoftext|>", "<|eot|>"])
     begin = tokenizer.token_to_id("<|begin|>")
     tokenizer.post_processor = processors.Sequence([
         processors.ByteLevel(trim_offsets=False),
-        processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", begin)])])
-    tokenizer.add_tokens([AddedToken("<tool>", normalized=False, rstrip=True), AddedToken("<tool_call>"),
-                          AddedToken("  ", normalized=True), AddedToken("river")])
+        processors.TemplateProcessing(single="<|begin|> $A",
+                                      special_tokens=[("<|begin|>", begin)])])
+    tokenizer.add_tokens([AddedToken("<tool>", normalized=False, rstrip=True),
+                          AddedToken("<tool_call>"), AddedToken("  "), AddedToken("river")])
     data = json.loads(tokenizer.to_str())
     data["model"]["ignore_merges"] = True
     return data
@@ -132,14 +155,16 @@ def make_split(lines):
 def make_nfc(lines):
     """NFC, single digits, a literal split and the other behaviors; merges written as lines."""
     steps = pre_tokenizers.Sequence([
-        pre_tokenizers.Split("->", "merged_with_next"), pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.Split("->", "merged_with_next"),
+        pre_tokenizers.Digits(individual_digits=True),
         pre_tokenizers.Split(Regex(r"[\r\n]+|[.,;!?\w]+[-=[;:]]*"), "merged_with_previous"),
         pre_tokenizers.Split(Regex(r"(?=[A-Z])|\s+\h{2,4}"), "isolated"),
         pre_tokenizers.Split(Regex(r"\W+"), "contiguous", invert=True),
         pre_tokenizers.Split(Regex(r"\u00e9\v?|_"), "removed"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
     tokenizer = train(lines, steps, 900, ["<|endoftext|>"], normalizers.NFC())
-    tokenizer.add_tokens([AddedToken("Cafe\u0301!", normalized=True), AddedToken("[PAD]", normalized=False)])
+    tokenizer.add_tokens([AddedToken("Cafe\u0301!", normalized=True),
+                          AddedToken("[PAD]", normalized=False)])
     data = json.loads(tokenizer.to_str())
     data["model"]["merges"] = [" ".join(merge) for merge in data["model"]["merges"]]
     return data
@@ -158,7 +183,8 @@ def ids_text(tokenizer, lines):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", metavar="FOLDER", type=pathlib.Path)
     options = parser.parse_args()
     lines = make_lines(2200)
@@ -166,7 +192,8 @@ def main():
         print(ids_text(Tokenizer.from_file(str(options.check / "tokenizer.json")), lines), end="")
         return
     OUT.mkdir(exist_ok=True)
-    (OUT / "lines.json").write_text(json.dumps(lines, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+    (OUT / "lines.json").write_text(json.dumps(lines, ensure_ascii=False, indent=0) + "\n",
+                                    encoding="utf-8")
     (OUT / "tiny.ids").write_text(ids_text(Tokenizer.from_file(str(TINY)), lines))
     for name, make in (("prefix", make_prefix), ("split", make_split), ("nfc", make_nfc)):
         data = make(lines)

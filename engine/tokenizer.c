@@ -1,0 +1,165 @@
+#include "engine/tokenizer_private.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* One call of tokenizer_encode. The buffers are reused from piece to piece. */
+struct encoding {
+    const struct tokenizer *tokenizer;
+    bool parse_special;
+    struct token_list *out;
+    struct split_state split;
+    struct text_buffer normalized, prefixed;
+    struct error *error;
+};
+
+static int push_token(struct encoding *encoding, int32_t id) {
+    int result = token_list_reserve(encoding->out, 1, encoding->error);
+    if (result == 0) encoding->out->ids[encoding->out->count++] = id;
+    return result;
+}
+
+static int encode_pretoken(struct encoding *encoding, const char *bytes, size_t length) {
+    const struct tokenizer *tokenizer = encoding->tokenizer;
+    int32_t whole = vocabulary_find(&tokenizer->vocabulary, bytes, length);
+    if (whole >= 0 && (tokenizer->vocabulary.flags[whole] & TOKEN_WHOLE)) {
+        return push_token(encoding, whole);
+    }
+    return merge_encode(&tokenizer->merges, tokenizer->byte_tokens, bytes, length, encoding->out,
+                        encoding->error);
+}
+
+/* Text without added tokens. `prefix`: a prefix space may be put before it. */
+static int encode_words(struct encoding *encoding, const char *text, size_t length, bool prefix) {
+    const struct pretokenizer *pretokenizer = encoding->tokenizer->pretokenizer;
+    if (prefix && text[0] != ' ' && pretokenizer_adds_prefix_space(pretokenizer)) {
+        struct text_buffer *prefixed = &encoding->prefixed;
+        prefixed->length = 0;
+        int result = text_buffer_reserve(prefixed, length + 1, encoding->error);
+        if (result != 0) return result;
+        prefixed->bytes[0] = ' ';
+        memcpy(prefixed->bytes + 1, text, length);
+        text = prefixed->bytes;
+        length++;
+    }
+    int result = pretokenizer_split(pretokenizer, &encoding->split, text, length, encoding->error);
+    const struct span_list *spans = &encoding->split.spans;
+    for (size_t i = 0; i < spans->count && result == 0; i++) {
+        struct span span = spans->items[i];
+        result = encode_pretoken(encoding, text + span.start, span.end - span.start);
+    }
+    return result;
+}
+
+typedef int encode_part(struct encoding *encoding, const char *text, size_t length, bool prefix);
+
+/* Cuts out the matcher's added tokens; what is between them (never empty) goes to `part`. */
+static int encode_between(struct encoding *encoding, const struct added_matcher *matcher,
+                          const char *text, size_t length, bool prefix, encode_part *part) {
+    size_t at = 0;
+    int result = 0;
+    while (at < length && result == 0) {
+        struct added_match match = {length, length, -1};
+        bool found = added_matcher_find(matcher, text, length, at, encoding->parse_special, &match);
+        if (match.start > at) result = part(encoding, text + at, match.start - at, prefix);
+        if (found && result == 0) result = push_token(encoding, match.id);
+        at = match.end;
+        prefix = true;
+    }
+    return result;
+}
+
+static int encode_normalized(struct encoding *encoding, const char *text, size_t length,
+                             bool prefix) {
+    const struct tokenizer *tokenizer = encoding->tokenizer;
+    if (tokenizer->normalizes && !text_is_surely_nfc(text, length)) {
+        int result = text_normalize_nfc(text, length, &encoding->normalized, encoding->error);
+        if (result != 0) return result;
+        text = encoding->normalized.bytes;
+        length = encoding->normalized.length;
+    }
+    return encode_between(encoding, &tokenizer->normalized_added, text, length, prefix,
+                          encode_words);
+}
+
+/* Alternates valid stretches and invalid bytes. A stretch behind an invalid byte gets no prefix
+ * space: it is no new text. */
+static int encode_bytes(struct encoding *encoding, const char *text, size_t length) {
+    const struct tokenizer *tokenizer = encoding->tokenizer;
+    int result = 0;
+    for (size_t at = 0; at < length && result == 0;) {
+        size_t valid = utf8_valid_prefix(text + at, length - at);
+        result = encode_between(encoding, &tokenizer->raw_added, text + at, valid, at == 0,
+                                encode_normalized);
+        at += valid;
+        if (result == 0 && at < length) {
+            result = push_token(encoding, tokenizer->byte_tokens[(unsigned char)text[at++]]);
+        }
+    }
+    return result;
+}
+
+int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t length,
+                     bool parse_special, struct token_list *out, struct error *error) {
+    if (length > TOKENIZER_TEXT_MAX) {
+        return error_set(error, FATHOM_INVALID, "text has %zu bytes; the limit is %zu", length,
+                         TOKENIZER_TEXT_MAX);
+    }
+    struct encoding encoding = {
+        .tokenizer = tokenizer, .parse_special = parse_special, .out = out, .error = error};
+    size_t count_before = out->count;
+    split_state_init(&encoding.split, length);
+    int result = encode_bytes(&encoding, text, length);
+    if (result != 0) out->count = count_before;
+    split_state_clear(&encoding.split);
+    free(encoding.normalized.bytes);
+    free(encoding.prefixed.bytes);
+    return result;
+}
+
+const char *tokenizer_bytes(const struct tokenizer *tokenizer, int32_t id, size_t *length) {
+    return vocabulary_bytes(&tokenizer->vocabulary, id, length);
+}
+
+bool tokenizer_is_special(const struct tokenizer *tokenizer, int32_t id) {
+    if (id < 0 || (size_t)id >= tokenizer->vocabulary.size) return false;
+    return tokenizer->vocabulary.flags[id] & TOKEN_SPECIAL;
+}
+
+size_t tokenizer_size(const struct tokenizer *tokenizer) {
+    return tokenizer->vocabulary.size;
+}
+
+/* Added tokens first: they may have the bytes of an ordinary one, and are what is looked for. */
+int32_t tokenizer_find(const struct tokenizer *tokenizer, const char *text) {
+    const struct vocabulary *vocabulary = &tokenizer->vocabulary;
+    size_t text_length = strlen(text), length;
+    for (size_t id = 0; id < vocabulary->size; id++) {
+        if (!(vocabulary->flags[id] & TOKEN_ADDED)) continue;
+        const char *bytes = vocabulary_bytes(vocabulary, (int32_t)id, &length);
+        if (length == text_length && memcmp(bytes, text, length) == 0) return (int32_t)id;
+    }
+    return vocabulary_find(vocabulary, text, text_length);
+}
+
+bool tokenizer_adds_bos(const struct tokenizer *tokenizer) {
+    return tokenizer->adds_bos;
+}
+
+int32_t tokenizer_bos(const struct tokenizer *tokenizer) {
+    return tokenizer->bos;
+}
+
+int32_t tokenizer_eos(const struct tokenizer *tokenizer) {
+    return tokenizer->eos;
+}
+
+void tokenizer_destroy(struct tokenizer *tokenizer) {
+    if (!tokenizer) return;
+    vocabulary_clear(&tokenizer->vocabulary);
+    merge_table_clear(&tokenizer->merges);
+    added_matcher_clear(&tokenizer->raw_added);
+    added_matcher_clear(&tokenizer->normalized_added);
+    pretokenizer_destroy(tokenizer->pretokenizer);
+    free(tokenizer);
+}

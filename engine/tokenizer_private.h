@@ -1,0 +1,163 @@
+/* Inside the tokenizer. Text goes through these stages, in this order:
+ *
+ *   valid stretches    bytes that are not UTF-8 become one byte token each, whatever the rest does
+ *   added tokens       <|endoftext|> and the like are cut out (raw ones, then normalized ones)
+ *   NFC                if the tokenizer asks for it
+ *   pre-tokens         words, by regular expression (pretokenizer.h)
+ *   merges             bytes of a word -> byte tokens -> merged pairs, lowest rank first
+ *
+ * Everything below is written by tokenizer_load and read-only after it.
+ */
+#ifndef FATHOM_TOKENIZER_PRIVATE_H
+#define FATHOM_TOKENIZER_PRIVATE_H
+
+#include "engine/engine.h"
+#include "engine/pretokenizer.h"
+
+#include <jansson.h>
+
+#define TOKENIZER_IDS_MAX    ((size_t)4 << 20)
+#define TOKENIZER_MERGES_MAX ((size_t)4 << 20)
+#define TOKENIZER_TEXT_MAX   ((size_t)1 << 30) /* positions in a text fit 32 bits */
+
+/* ---- Vocabulary (tokenizer_vocabulary.c) ----------------------------------------------------- */
+
+enum token_flag {
+    TOKEN_SPECIAL = 1,
+    TOKEN_ADDED = 2,
+    TOKEN_WHOLE = 4, /* a pre-token with exactly these bytes is this one token */
+};
+
+/* Bytes of every id, and ids by bytes. The index holds only tokens that merges can name: an added
+ * token may have the bytes of an ordinary one (" the" beside "Ġthe"), never its place. */
+struct vocabulary {
+    size_t size;       /* ids are below; an id with no bytes is a hole */
+    char *pool;        /* bytes of all tokens, by id */
+    uint32_t *offsets; /* [size + 1] into pool */
+    uint8_t *flags;    /* [size], enum token_flag */
+    int32_t *slots;    /* [mask + 1], open addressing, -1 empty, at most half full */
+    size_t mask;
+    uint64_t seed; /* drawn at load: colliding names cannot be prepared in a file */
+};
+
+const char *vocabulary_bytes(const struct vocabulary *vocabulary, int32_t id, size_t *length);
+int vocabulary_create_index(struct vocabulary *vocabulary, struct error *error);
+void vocabulary_index(struct vocabulary *vocabulary, int32_t id);
+/* An indexed id, or -1. */
+int32_t vocabulary_find(const struct vocabulary *vocabulary, const char *bytes, size_t length);
+void vocabulary_clear(struct vocabulary *vocabulary);
+
+/* ---- Merges (tokenizer_merge.c) -------------------------------------------------------------- */
+
+#define MERGE_NONE UINT32_MAX
+
+struct merge_slot {
+    int32_t left, right; /* left -1: empty */
+    uint32_t rank;
+};
+
+struct merge_table {
+    struct merge_slot *slots; /* [mask + 1], open addressing by pair, at most half full */
+    size_t mask;
+    uint64_t seed;
+    int32_t *results; /* [count] by rank */
+    size_t count;
+};
+
+int merge_table_create(struct merge_table *table, size_t count, uint64_t seed, struct error *error);
+/* Ranks come in ascending order; a pair given twice keeps the later one, as in Hugging Face's. */
+void merge_table_add(struct merge_table *table, int32_t left, int32_t right, uint32_t rank,
+                     int32_t result);
+void merge_table_clear(struct merge_table *table);
+
+/* Appends the tokens of one pre-token: repeatedly the pair of lowest rank, leftmost first, is
+ * merged. O(n log n); byte_tokens[256] are the ids to start from. */
+int merge_encode(const struct merge_table *table, const int32_t *byte_tokens, const char *bytes,
+                 size_t length, struct token_list *out, struct error *error);
+
+int token_list_reserve(struct token_list *list, size_t extra, struct error *error);
+
+/* ---- Added tokens (tokenizer_added.c) -------------------------------------------------------- */
+
+struct added_token {
+    int32_t id;
+    bool special;
+    bool takes_left, takes_right; /* lstrip, rstrip: white space beside it belongs to it */
+};
+
+struct added_node {
+    uint32_t child, sibling; /* 0: none */
+    int32_t token;           /* index into tokens, or -1 */
+    unsigned char byte;
+};
+
+/* A trie over bytes; node 0 is the root, whose children are found by `first`. */
+struct added_matcher {
+    struct added_token *tokens;
+    size_t token_count, token_capacity;
+    struct added_node *nodes;
+    size_t node_count, node_capacity;
+    uint32_t first[256];
+};
+
+/* Bytes of one added token: bounds the walk from each position of a text. */
+#define ADDED_TEXT_MAX 256
+
+/* `text` is what is looked for, not empty. FATHOM_INVALID if it is there already. */
+int added_matcher_add(struct added_matcher *matcher, const char *text, size_t length,
+                      const struct added_token *token, struct error *error);
+void added_matcher_clear(struct added_matcher *matcher);
+
+struct added_match {
+    size_t start, end;
+    int32_t id;
+};
+
+/* The leftmost, there the longest, token at or after `from`; special ones only if `special`. */
+bool added_matcher_find(const struct added_matcher *matcher, const char *text, size_t length,
+                        size_t from, bool special, struct added_match *match);
+
+/* ---- Text (tokenizer_text.c) ----------------------------------------------------------------- */
+
+struct text_buffer {
+    char *bytes;
+    size_t length, capacity;
+};
+
+/* Bytes at the start of `text` that are valid UTF-8, whole characters. */
+size_t utf8_valid_prefix(const char *text, size_t length);
+
+/* Bytes of the white space character (Unicode White_Space) that valid `text` starts or ends with,
+ * or 0. */
+size_t utf8_leading_space(const char *text, size_t length);
+size_t utf8_trailing_space(const char *text, size_t length);
+
+/* True if a look at the lead bytes is enough to know that valid `text` is in NFC. */
+bool text_is_surely_nfc(const char *text, size_t length);
+
+/* Replaces `out` with the NFC form of valid `text`; linear in the length. */
+int text_normalize_nfc(const char *text, size_t length, struct text_buffer *out,
+                       struct error *error);
+int text_buffer_reserve(struct text_buffer *buffer, size_t extra, struct error *error);
+
+/* ---- The whole ------------------------------------------------------------------------------- */
+
+struct tokenizer {
+    struct vocabulary vocabulary;
+    struct merge_table merges;
+    int32_t byte_tokens[256];
+    struct added_matcher raw_added, normalized_added; /* looked for before and after NFC */
+    bool normalizes;                                  /* NFC */
+    struct pretokenizer *pretokenizer;
+    bool adds_bos;
+    int32_t bos, eos; /* -1: none */
+};
+
+/* Reads an optional boolean member; another type is FATHOM_INVALID. */
+int json_read_flag(const json_t *object, const char *key, bool absent, bool *value,
+                   struct error *error);
+
+/* The string member "type", or "" if there is none. */
+const char *json_type_name(const json_t *object);
+
+#endif
