@@ -121,7 +121,7 @@ int32_t tokenizer_eos(const struct tokenizer *tokenizer);
 
 struct engine_options {
     size_t kv_budget;     /* bytes of the KV arena, all of it taken and touched at start */
-    size_t max_sequences; /* running at once; 0: 256 */
+    size_t max_sequences; /* running at once, and never more than max_step_rows; 0: 256 */
     size_t
         queue_limit; /* requests accepted and not yet finished beyond the running ones; 0: 1024 */
     size_t prefill_chunk; /* most prompt tokens of one sequence in a step; 0: no limit but the
@@ -168,7 +168,8 @@ struct engine_request {
 };
 
 enum engine_event_kind {
-    EVENT_PROMPT,   /* a prompt token, in order from position 0 (which has no logprob) */
+    EVENT_PROMPT,   /* a prompt token, in order from position 0 (which has no logprob); scored without
+                       bias and penalties */
     EVENT_TOKEN,    /* a generated token, in order; a stop or end-of-text token is reported too */
     EVENT_FINISHED, /* exactly one per accepted request, the last */
 };
@@ -217,7 +218,8 @@ struct engine_stats {
     uint64_t mlp_run[TIERS_MAX], mlp_skipped[TIERS_MAX];
     uint64_t body_none, body_dense, body_gather; /* sub-layer executions by body */
     uint64_t step_ns_total, step_ns_last;
-    uint64_t last_step_at_ns; /* time_now_ns() at the end of the last step; 0 before the first */
+    uint64_t last_step_at_ns; /* time_now_ns() at the end of the last step, or when an idle engine woke for
+                                 the next one; 0 before the first */
     bool idle;                /* nothing to run */
 };
 

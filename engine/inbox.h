@@ -1,0 +1,51 @@
+/* What other threads ask of the engine thread: new sequences, cancellations, and to stop.
+ *
+ * It knows every accepted and unfinished request by id, bounds their number, and lets the engine
+ * thread sleep while there is nothing to do. Its lock is held for a few pointers' time, never
+ * across a step. Asking never allocates, so a cancellation cannot fail.
+ */
+#ifndef FATHOM_INBOX_H
+#define FATHOM_INBOX_H
+
+#include "engine/sequence.h"
+
+#include <pthread.h>
+
+struct inbox {
+    pthread_mutex_t lock;
+    pthread_cond_t asked;
+    struct sequence **buckets; /* [bucket_count] accepted and unfinished sequences by id */
+    size_t bucket_count;       /* a power of two */
+    size_t accepted, limit;
+    uint64_t arrivals;
+    struct sequence *first, *last; /* accepted, not yet collected: in order of arrival */
+    bool cancel, stop;             /* some sequence was cancelled; the engine must stop */
+};
+
+int inbox_create(struct inbox *inbox, size_t limit, struct error *error);
+
+/* Sequences never collected are destroyed with it. */
+void inbox_destroy(struct inbox *inbox);
+
+/* Any thread. On success the engine thread owns the sequence. FATHOM_FULL, or FATHOM_INVALID if the
+ * id is in use. */
+int inbox_submit(struct inbox *inbox, struct sequence *sequence, struct error *error);
+
+/* Any thread: marks the sequence as cancelled. An unknown id is ignored. */
+void inbox_cancel(struct inbox *inbox, uint64_t id);
+
+/* Any thread: the next inbox_collect is the last. */
+void inbox_stop(struct inbox *inbox);
+
+struct inbox_contents {
+    struct sequence *submitted; /* linked by inbox_next, in order of arrival */
+    bool cancelled;             /* look for marked sequences */
+};
+
+/* Engine thread: takes what was asked; with `sleep`, waits until something is. False: stop. */
+bool inbox_collect(struct inbox *inbox, bool sleep, struct inbox_contents *contents);
+
+/* Engine thread: a collected sequence has finished; its id and its place are free again. */
+void inbox_retire(struct inbox *inbox, struct sequence *sequence);
+
+#endif

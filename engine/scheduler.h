@@ -1,0 +1,86 @@
+/* Continuous batching: which rows of which sequences make up the next step.
+ *
+ * A sequence waits, runs (prefill, then one decode row per step), and leaves. A step takes the
+ * decode rows of all running sequences first, so that a long prompt never stops a stream, then
+ * prefill chunks while rows are left. Order everywhere: lower priority value first, then arrival;
+ * nobody overtakes within a priority.
+ *
+ * Blocks. Admission reserves all that is known of a sequence and one token more; afterwards it
+ * grows by a block at a time. When none is free the last running sequence in the order is
+ * preempted: its blocks go back, it waits at its old place in the order, and its tokens are
+ * recomputed later. The first in the order can therefore always go on: it must only fit the cache
+ * alone, which submission checks.
+ *
+ * A pure state machine: no clock, no thread, no allocation after creation. Engine thread only.
+ */
+#ifndef FATHOM_SCHEDULER_H
+#define FATHOM_SCHEDULER_H
+
+#include "engine/kv.h"
+#include "engine/sequence.h"
+
+struct scheduler_limits {
+    size_t max_sequences; /* running at once; at most max_step_rows are, so that each can decode */
+    size_t max_step_rows;
+    size_t prefill_chunk; /* rows of one sequence in a step; 0: no limit of its own */
+    size_t kv_blocks;
+    size_t max_tokens;    /* of one sequence, prompt and generated: kv_blocks hold them */
+};
+
+/* A sequence's rows in a step: first_row .. first_row + rows - 1, ascending in position. */
+struct step_part {
+    struct sequence *sequence;
+    size_t first_row, rows;
+    size_t recomputed;  /* leading rows that ran before a preemption and were reported then */
+    size_t first_logit; /* index into logit_rows of the first of its rows there, if any */
+};
+
+/* As struct batch wants it; valid until the next call of scheduler_next_step. */
+struct step {
+    size_t rows, part_count, logit_count;
+    size_t slots;                            /* all of `slot` are below it */
+    int32_t *token, *position, *tier, *slot; /* [max_step_rows] */
+    int32_t *logit_rows;                     /* [max_step_rows] */
+    struct step_part *parts;                 /* [max_step_rows] */
+};
+
+struct sequence_list {
+    struct sequence *first, *last;
+    size_t count;
+};
+
+struct scheduler {
+    struct scheduler_limits limits;
+    struct kv kv;
+    struct sequence_list waiting, running; /* both in the order of sequence_before */
+    int32_t *free_slots;
+    size_t free_slot_count;
+    struct step step;
+    uint64_t preemptions;
+};
+
+int scheduler_create(struct scheduler *scheduler, const struct scheduler_limits *limits,
+                     struct error *error);
+
+/* The sequences are the caller's. A zeroed scheduler is allowed. */
+void scheduler_destroy(struct scheduler *scheduler);
+
+/* Takes a new sequence into the waiting list. Its limit must be at most limits.max_tokens. */
+void scheduler_add(struct scheduler *scheduler, struct sequence *sequence);
+
+/* Chooses the rows of the next step: none only when there is no sequence. `now` stamps the
+ * sequences that start. */
+const struct step *scheduler_next_step(struct scheduler *scheduler, uint64_t now);
+
+/* The chosen rows were computed. Call before any token of theirs is appended. */
+void scheduler_complete_step(struct scheduler *scheduler);
+
+/* Takes a sequence out for good, waiting or running, and its blocks back. Not between next_step and
+ * complete_step. */
+void scheduler_remove(struct scheduler *scheduler, struct sequence *sequence);
+
+static inline bool scheduler_is_empty(const struct scheduler *scheduler) {
+    return scheduler->waiting.count + scheduler->running.count == 0;
+}
+
+#endif
