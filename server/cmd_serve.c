@@ -1,0 +1,127 @@
+/* fathom serve: flags to settings, then the server. */
+#include "server/command.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "server/server.h"
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+#define TIB          1099511627776.0
+
+/* What flags hold before it is checked and put where it belongs. */
+struct serve_flags {
+    struct model_flags model;
+    const char *model_path, *log_format, *log_level;
+    struct serve_settings settings;
+};
+
+static const struct serve_flags flags_default = {
+    .model = MODEL_FLAGS_DEFAULT,
+    .log_format = "text",
+    .log_level = "info",
+    .settings =
+        {
+            .engine = {.kv_budget = (size_t)512 << 20, .max_sequences = 256, .queue_limit = 1024},
+            .host = "127.0.0.1",
+            .port = 8080,
+            .limits = {.head_bytes = (size_t)32 << 10, .body_bytes = (size_t)16 << 20},
+            .max_connections = 4096,
+            .header_timeout = 15,
+            .body_timeout = 30,
+            .idle_timeout = 75,
+            .send_timeout = 30,
+            .ping_interval = 15,
+            .send_high_water = (size_t)1 << 20,
+            .drain_timeout = 30,
+            .stuck_timeout = 30,
+        },
+};
+
+static int flags_to_settings(struct serve_flags *flags, struct error *error) {
+    struct serve_settings *settings = &flags->settings;
+    size_t step_rows = settings->model.max_step_rows;
+    settings->model_path = flags->model_path;
+    int result = model_flags_options(&flags->model, &settings->model, error);
+    settings->model.max_step_rows = step_rows;
+    if (result == 0) result = log_parse_format(flags->log_format, &settings->log_format, error);
+    if (result == 0) result = log_parse_level(flags->log_level, &settings->log_level, error);
+    return result;
+}
+
+int cmd_serve(int argc, char **argv) {
+    struct serve_flags values = flags_default;
+    struct serve_settings *s = &values.settings;
+    const struct flag flags[] = {
+        {"host", 0, FLAG_TEXT, "H", "address to listen on (127.0.0.1)", &s->host, 0, 0},
+        {"port", 'p', FLAG_COUNT, "N", "0 takes a free one and prints it (8080)", &s->port, 0,
+         65535},
+        {"served-name", 0, FLAG_TEXT, "NAME", "what clients call the model (the folder's name)",
+         &s->served_name, 0, 0},
+        {"default-quality", 0, FLAG_TEXT, "TIER", "for requests that name none (the model's)",
+         &s->default_quality, 0, 0},
+        {"kv-budget", 0, FLAG_BYTES, "SIZE", "memory for KV, taken at start (512MiB)",
+         &s->engine.kv_budget, 1, TIB},
+        {"max-sequences", 0, FLAG_COUNT, "N", "running at once (256)", &s->engine.max_sequences, 1,
+         65536},
+        {"queue-limit", 0, FLAG_COUNT, "N", "waiting beyond those; more get 429 (1024)",
+         &s->engine.queue_limit, 1, 1048576},
+        {"prefill-chunk", 0, FLAG_COUNT, "N",
+         "prompt tokens of one request per step, 0 for any (0)", &s->engine.prefill_chunk, 0,
+         1048576},
+        {"max-step-rows", 0, FLAG_COUNT, "N", "rows of one step, 0 for 256 (0)",
+         &s->model.max_step_rows, 0, 65536},
+        MODEL_FLAGS(values.model),
+        {"api-key-file", 0, FLAG_TEXT, "FILE",
+         "keys, one a line; FATHOM_API_KEY may hold one (none)", &s->api_key_file, 0, 0},
+        {"cors-origin", 0, FLAG_TEXT, "O", "origin whose pages may call, or * (none)",
+         &s->cors_origin, 0, 0},
+        {"max-body", 0, FLAG_BYTES, "SIZE", "longest request body (16MiB)", &s->limits.body_bytes,
+         1, 1073741824},
+        {"max-header", 0, FLAG_BYTES, "SIZE", "longest request head (32KiB)", &s->limits.head_bytes,
+         256, 1048576},
+        {"max-connections", 0, FLAG_COUNT, "N", "open at once (4096)", &s->max_connections, 1,
+         1048576},
+        {"header-timeout", 0, FLAG_REAL, "S", "seconds for a request head (15)", &s->header_timeout,
+         0.1, 86400},
+        {"body-timeout", 0, FLAG_REAL, "S", "for a body, and 1 more per 16 KiB (30)",
+         &s->body_timeout, 0.1, 86400},
+        {"idle-timeout", 0, FLAG_REAL, "S", "between requests (75)", &s->idle_timeout, 0.1, 86400},
+        {"send-timeout", 0, FLAG_REAL, "S", "for a client that takes nothing (30)",
+         &s->send_timeout, 0.1, 86400},
+        {"send-high-water", 0, FLAG_BYTES, "SIZE", "unread bytes of a stream that end it (1MiB)",
+         &s->send_high_water, 1, 1073741824},
+        {"ping-interval", 0, FLAG_REAL, "S", "of silence in a stream (15)", &s->ping_interval, 0.1,
+         86400},
+        {"drain-timeout", 0, FLAG_REAL, "S", "to finish running work at SIGTERM (30)",
+         &s->drain_timeout, 0, 86400},
+        {"stuck-timeout", 0, FLAG_REAL, "S", "without a step while work waits: unhealthy (30)",
+         &s->stuck_timeout, 0.1, 86400},
+        {"log-format", 0, FLAG_TEXT, "F", "text or json (text)", &values.log_format, 0, 0},
+        {"log-level", 0, FLAG_TEXT, "L", "error, warning, info or debug (info)", &values.log_level,
+         0, 0},
+        {"vllm-metric-names", 0, FLAG_SWITCH, NULL, "also export what gateways scrape of vLLM",
+         &s->vllm_metric_names, 0, 0},
+    };
+    const struct command command = {
+        .name = "serve",
+        .usage = "MODEL [flags]",
+        .summary = "Answers completions over HTTP. MODEL is a checkpoint folder. Sizes take KiB, "
+                   "MiB, GiB.\n"
+                   "Every flag can be set in the environment: --kv-budget as FATHOM_KV_BUDGET.",
+        .examples = "  fathom serve models/fathom-tiny --port 8080\n"
+                    "  curl localhost:8080/v1/completions -H 'Content-Type: application/json' \\\n"
+                    "       -d '{\"model\": \"fathom-tiny\", \"prompt\": \"Once upon a time\", "
+                    "\"max_tokens\": 32}'",
+        .flags = flags,
+        .flag_count = COUNT(flags),
+        .positional_count = 1,
+        .positionals = &values.model_path,
+    };
+    struct error error;
+    int result = flags_parse(&command, argc, argv, &error);
+    if (result == FLAGS_HELP) return EXIT_OK;
+    if (result == 0) result = flags_to_settings(&values, &error);
+    if (result != 0) return command_fail("serve", &error, EXIT_USAGE);
+    return server_run(&values.settings);
+}

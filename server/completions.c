@@ -1,0 +1,312 @@
+/* POST /v1/completions: from a body to engine requests, from engine events to an answer or a
+ * stream.
+ *
+ * A job is one request. It lives from its acceptance until the engine has said its last word on
+ * every sequence, which may be long after the client has left. Its sequences' addresses are the
+ * engine's ids: an address is not used again while the engine may still speak of it.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "server/endpoints.h"
+#include "server/server.h"
+
+struct sequence {
+    struct completion_job *job;
+    size_t choice;
+    bool is_live;  /* accepted by the engine, EVENT_FINISHED not yet seen */
+    bool is_ready; /* in the job's list */
+    struct sequence *next_ready;
+    uint64_t last_token_ns; /* 0: none yet */
+};
+
+struct completion_job {
+    struct server *server;
+    struct exchange *exchange; /* NULL once it is over: answered, or the client left */
+    uv_work_t work;
+    char *body;
+    size_t body_length;
+    char quality_header[2 * TIER_NAME_MAX];
+    struct completion_request request;
+    bool has_request;
+    struct api_error error; /* status != 0: the answer */
+    struct completion *completion;
+    struct sequence *sequences;
+    size_t live_count;
+    struct sequence *ready_sequences;
+    bool is_ready; /* in the server's list */
+    bool failed;
+    struct completion_job *next_ready;
+    uint64_t first_token_ns, last_token_ns;
+};
+
+static void job_prepare(uv_work_t *work);
+static void job_begin(uv_work_t *work, int status);
+static int job_submit(struct completion_job *job);
+static void job_take_event(struct sequence *sequence, const struct engine_event *event);
+static void job_write(struct completion_job *job);
+static void job_fail(struct completion_job *job);
+static void job_cancel(struct completion_job *job);
+static void job_release_if_done(struct completion_job *job);
+static void job_abandon(void *context);
+
+/* ---- Acceptance ------------------------------------------------------------------------------ */
+
+void completions_handle(struct exchange *exchange) {
+    struct completion_job *job = calloc(1, sizeof *job);
+    if (!job) {
+        struct api_error error;
+        api_error_set(&error, 500, NULL, NULL, "there is no memory for the request");
+        exchange_answer_error(exchange, &error);
+        return;
+    }
+    struct http_slice quality;
+    job->server = exchange->server;
+    job->exchange = exchange;
+    job->body = exchange_take_body(exchange, &job->body_length);
+    job->work.data = job;
+    job->server->job_count++;
+    http_head_find(exchange->head, "X-Quality", &quality);
+    snprintf(job->quality_header, sizeof job->quality_header, "%.*s", (int)quality.length,
+             quality.data);
+    exchange_attach(exchange, job, job_abandon);
+    if (job->body_length <= INLINE_BODY_BYTES) {
+        job_prepare(&job->work);
+        job_begin(&job->work, 0);
+    } else {
+        uv_queue_work(&job->server->loop, &job->work, job_prepare, job_begin);
+    }
+}
+
+/* Loop thread or, for long bodies, pool thread: touches only the job and what never changes. */
+static void job_prepare(uv_work_t *work) {
+    struct completion_job *job = work->data;
+    const struct api_context *context = &job->server->context;
+    const char *quality = *job->quality_header ? job->quality_header : NULL;
+    if (completion_request_parse(context, job->body ? job->body : "", job->body_length, quality,
+                                 &job->request, &job->error) != 0) {
+        return;
+    }
+    job->has_request = true;
+    free(job->body);
+    job->body = NULL;
+    completion_request_tokenize(context, &job->request, &job->error);
+}
+
+static void job_begin(uv_work_t *work, int status) {
+    struct completion_job *job = work->data;
+    (void)status;
+    if (job->exchange && job->error.status == 0) job_submit(job);
+    if (job->exchange && job->error.status != 0) job_fail(job);
+    if (job->exchange && job->request.stream) exchange_begin_stream(job->exchange);
+    job_release_if_done(job);
+}
+
+/* All choices or none: on failure job->error is set, and what was accepted is cancelled by
+ * job_fail. */
+static int job_submit(struct completion_job *job) {
+    struct server *server = job->server;
+    if (completion_create(&server->context, &job->request, job->exchange->request_id, time(NULL),
+                          server_random(), &job->completion, &job->error) != 0) {
+        return FATHOM_NO_MEMORY;
+    }
+    size_t count = completion_choice_count(job->completion);
+    job->sequences = calloc(count, sizeof *job->sequences);
+    if (!job->sequences) {
+        return api_error_set(&job->error, 500, NULL, NULL, "there is no memory for the choices");
+    }
+    job->exchange->tier = server->context.model->tiers[job->request.tier].name;
+    for (size_t choice = 0; choice < count; choice++) {
+        struct sequence *sequence = &job->sequences[choice];
+        struct engine_request request;
+        struct error error;
+        sequence->job = job;
+        sequence->choice = choice;
+        completion_fill(job->completion, choice, (uint64_t)(uintptr_t)sequence, &request);
+        int result = engine_submit(server->engine, &request, &error);
+        if (result != 0) return api_error_from_engine(&job->error, &error);
+        sequence->is_live = true;
+        job->live_count++;
+    }
+    return 0;
+}
+
+/* ---- Events ---------------------------------------------------------------------------------- */
+
+static void job_make_ready(struct completion_job *job, struct sequence *sequence) {
+    if (!sequence->is_ready) {
+        sequence->is_ready = true;
+        sequence->next_ready = job->ready_sequences;
+        job->ready_sequences = sequence;
+    }
+    if (!job->is_ready) {
+        job->is_ready = true;
+        job->next_ready = job->server->ready_jobs;
+        job->server->ready_jobs = job;
+    }
+}
+
+/* A batch of events first, then one write per job with all that they brought. */
+void completions_take_events(struct server *server) {
+    if (!server->engine) return;
+    size_t count = engine_take_events(server->engine, server->events, EVENT_BATCH);
+    for (size_t i = 0; i < count; i++) {
+        struct sequence *sequence = (struct sequence *)(uintptr_t)server->events[i].id;
+        job_take_event(sequence, &server->events[i]);
+    }
+    while (server->ready_jobs) {
+        struct completion_job *job = server->ready_jobs;
+        server->ready_jobs = job->next_ready;
+        job->is_ready = false;
+        if (job->exchange) job_write(job);
+        job_release_if_done(job);
+    }
+    /* More may be waiting: let the loop serve its sockets in between. */
+    if (count == EVENT_BATCH) uv_async_send(&server->engine_wakeup);
+}
+
+static void job_observe_token(struct completion_job *job, struct sequence *sequence) {
+    struct request_metrics *metrics = &job->server->metrics.tiers[job->request.tier];
+    uint64_t now = time_now_ns();
+    if (job->first_token_ns == 0) {
+        job->first_token_ns = now;
+        histogram_observe_ns(&metrics->time_to_first_token, now - job->exchange->started_ns);
+        job->exchange->ttft_ms = (double)(now - job->exchange->started_ns) / 1e6;
+    }
+    if (sequence->last_token_ns != 0) {
+        histogram_observe_ns(&metrics->inter_token, now - sequence->last_token_ns);
+    }
+    sequence->last_token_ns = job->last_token_ns = now;
+}
+
+static void job_take_event(struct sequence *sequence, const struct engine_event *event) {
+    struct completion_job *job = sequence->job;
+    if (event->kind == EVENT_FINISHED) {
+        sequence->is_live = false;
+        job->live_count--;
+    }
+    job_make_ready(job, sequence);
+    if (!job->exchange) return;
+    if (event->kind == EVENT_TOKEN) job_observe_token(job, sequence);
+    unsigned flags = completion_push(job->completion, sequence->choice, event);
+    if (flags & PUSH_FAILED) job->failed = true;
+    if ((flags & PUSH_CANCEL) && sequence->is_live) engine_cancel(job->server->engine, event->id);
+}
+
+/* ---- Answers --------------------------------------------------------------------------------- */
+
+/* Counts what is known at the end of a request, for its log line and the metrics. */
+static void job_account(struct completion_job *job) {
+    struct request_metrics *metrics = &job->server->metrics.tiers[job->request.tier];
+    struct exchange *exchange = job->exchange;
+    struct engine_usage usage;
+    size_t choices = completion_choice_count(job->completion);
+    completion_get_usage(job->completion, &usage);
+    exchange->prompt_tokens = usage.prompt_tokens;
+    exchange->completion_tokens = usage.completion_tokens;
+    if (usage.completion_tokens > choices) {
+        double steps = (double)(usage.completion_tokens - choices) / (double)choices;
+        exchange->tpot_ms = (double)(job->last_token_ns - job->first_token_ns) / 1e6 / steps;
+    }
+    for (size_t choice = 0; choice < choices; choice++) {
+        const char *reason = completion_finish_reason(job->completion, choice);
+        bool is_length = reason && strcmp(reason, "length") == 0;
+        metrics->finished[is_length ? FINISH_LENGTH : FINISH_STOP]++;
+    }
+    histogram_observe_ns(&metrics->end_to_end, time_now_ns() - exchange->started_ns);
+    histogram_observe_ns(&metrics->queue, usage.queue_ns);
+    histogram_observe_ns(&metrics->prefill, usage.prefill_ns);
+    histogram_observe_ns(&metrics->decode, usage.decode_ns);
+}
+
+/* Takes the exchange away from the job: what the caller does with it is the last thing done. */
+static struct exchange *job_detach(struct completion_job *job) {
+    struct exchange *exchange = job->exchange;
+    job->exchange = NULL;
+    exchange_attach(exchange, NULL, NULL);
+    return exchange;
+}
+
+static void job_write_stream(struct completion_job *job, bool is_done) {
+    struct text_buffer out = {0};
+    for (struct sequence *sequence = job->ready_sequences, *next; sequence; sequence = next) {
+        next = sequence->next_ready;
+        sequence->is_ready = false;
+        completion_write_chunk(job->completion, sequence->choice, &out);
+    }
+    job->ready_sequences = NULL;
+    if (is_done && job->request.include_usage) completion_write_usage_chunk(job->completion, &out);
+    if (is_done) stream_write_done(&out);
+    if (out.failed) {
+        text_free(&out);
+        api_error_set(&job->error, 500, NULL, NULL, "there is no memory for the answer");
+        job_fail(job);
+        return;
+    }
+    exchange_send(job->exchange, out.data, out.length);
+    text_free(&out);
+    if (is_done) exchange_end_stream(job_detach(job));
+}
+
+static void job_write(struct completion_job *job) {
+    if (job->failed) {
+        job->server->metrics.tiers[job->request.tier].finished[FINISH_ERROR]++;
+        api_error_set(&job->error, 500, NULL, NULL, "the engine could not finish this request");
+        job_fail(job);
+        return;
+    }
+    bool is_done = completion_is_done(job->completion);
+    if (is_done) job_account(job);
+    if (job->request.stream) {
+        job_write_stream(job, is_done);
+    } else if (is_done) {
+        struct text_buffer out = {0};
+        completion_write_response(job->completion, &out);
+        exchange_answer_json(job_detach(job), &out);
+    }
+}
+
+/* Ends the exchange with job->error, in the stream if that has begun; cancels what still runs. */
+static void job_fail(struct completion_job *job) {
+    struct exchange *exchange = job_detach(job);
+    job_cancel(job);
+    if (!exchange->streams) {
+        exchange_answer_error(exchange, &job->error);
+        return;
+    }
+    struct text_buffer out = {0};
+    stream_write_error(&job->error, &out);
+    stream_write_done(&out);
+    if (!out.failed) exchange_send(exchange, out.data, out.length);
+    text_free(&out);
+    exchange_end_stream(exchange);
+}
+
+static void job_cancel(struct completion_job *job) {
+    size_t count = job->sequences ? completion_choice_count(job->completion) : 0;
+    for (size_t choice = 0; choice < count; choice++) {
+        struct sequence *sequence = &job->sequences[choice];
+        if (sequence->is_live) engine_cancel(job->server->engine, (uint64_t)(uintptr_t)sequence);
+    }
+}
+
+/* The client left: in the queue, in prefill, while decoding, or while the pool still tokenizes. */
+static void job_abandon(void *context) {
+    struct completion_job *job = context;
+    job->exchange = NULL;
+    if (!job->completion) return; /* job_begin will find nobody to answer */
+    job->server->metrics.tiers[job->request.tier].finished[FINISH_CANCELLED]++;
+    job_cancel(job);
+}
+
+static void job_release_if_done(struct completion_job *job) {
+    if (job->exchange || job->live_count > 0 || job->is_ready) return;
+    job->server->job_count--;
+    completion_destroy(job->completion);
+    if (job->has_request) completion_request_free(&job->request);
+    free(job->sequences);
+    free(job->body);
+    free(job);
+}

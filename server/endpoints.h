@@ -1,0 +1,25 @@
+/* What answers each route; router.c says which is where. Handlers get a complete request. */
+#ifndef FATHOM_ENDPOINTS_H
+#define FATHOM_ENDPOINTS_H
+
+#include "server/exchange.h"
+
+/* A body up to this many bytes is parsed and tokenized on the loop thread (well under a
+ * millisecond); a longer one on the thread pool. */
+#define INLINE_BODY_BYTES 4096
+
+void completions_handle(struct exchange *exchange); /* completions.c */
+/* The engine has events: called on the loop thread, takes a bounded batch. */
+void completions_take_events(struct server *server);
+
+void tokenize_handle(struct exchange *exchange); /* tokenize.c */
+void detokenize_handle(struct exchange *exchange);
+
+void models_handle(struct exchange *exchange); /* information.c */
+void model_handle(struct exchange *exchange);
+void health_handle(struct exchange *exchange);
+void ready_handle(struct exchange *exchange);
+void metrics_handle(struct exchange *exchange);
+void version_handle(struct exchange *exchange);
+
+#endif

@@ -1,0 +1,436 @@
+#include "server/http_connection.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/http_response.h"
+#include "server/router.h"
+#include "server/server.h"
+
+/* Bytes sent ahead of answers that are kept; beyond them reading pauses. */
+#define AHEAD_BYTES_MAX ((size_t)256 << 10)
+/* For the client to read its last answer before the connection is closed. */
+#define LINGER_MS 2000
+/* A body gets one second more than its timeout for every so many bytes that have come. */
+#define BODY_BYTES_PER_S 16384
+/* A longer body of a refused request is not worth reading to keep the connection. */
+#define REFUSED_BODY_MAX ((uint64_t)1 << 20)
+#define TCP_KEEPALIVE_S  60
+
+static void on_allocate(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer);
+static void on_read(uv_stream_t *stream, ssize_t length, const uv_buf_t *buffer);
+static void connection_process(struct connection *connection, const char *data, size_t length);
+static void connection_keep_ahead(struct connection *connection, const char *data, size_t length);
+static void connection_begin_exchange(struct connection *connection);
+static void connection_dispatch(struct connection *connection);
+static void connection_refuse(struct connection *connection);
+static void connection_finish(struct connection *connection);
+static void connection_close(struct connection *connection);
+
+/* ---- Accepting ------------------------------------------------------------------------------- */
+
+static void on_excess_closed(uv_handle_t *handle) {
+    free(handle);
+}
+
+/* One connection too many: told so in one packet, as far as the socket takes it, and not kept. */
+static void connection_turn_away(struct server *server) {
+    uv_tcp_t *tcp = malloc(sizeof *tcp);
+    if (!tcp) return;
+    struct text_buffer body = {0}, answer = {0};
+    struct api_error error;
+    api_error_set(&error, 503, "server_overloaded", NULL, "too many connections; try again");
+    api_error_write(&error, &body);
+    struct http_response response = {
+        .status = error.status,
+        .minor_version = 1,
+        .content_type = "application/json",
+        .content_length = body.length,
+        .request_id = "none",
+        .retry_after_s = error.retry_after_s,
+    };
+    http_response_write_head(&response, &answer);
+    text_append(&answer, body.data, body.length);
+    uv_buf_t piece = {.base = answer.data, .len = answer.length};
+    uv_tcp_init(&server->loop, tcp);
+    if (uv_accept((uv_stream_t *)&server->listener, (uv_stream_t *)tcp) == 0 && !answer.failed) {
+        uv_try_write((uv_stream_t *)tcp, &piece, 1);
+    }
+    uv_close((uv_handle_t *)tcp, on_excess_closed);
+    metrics_count_response(&server->metrics, error.status);
+    text_free(&answer);
+    text_free(&body);
+}
+
+static void connection_link(struct connection *connection) {
+    struct server *server = connection->server;
+    connection->next = server->connections;
+    if (connection->next) connection->next->previous = connection;
+    server->connections = connection;
+    server->connection_count++;
+}
+
+static void connection_unlink(struct connection *connection) {
+    struct server *server = connection->server;
+    if (connection->next) connection->next->previous = connection->previous;
+    if (connection->previous) connection->previous->next = connection->next;
+    if (server->connections == connection) server->connections = connection->next;
+    server->connection_count--;
+}
+
+void connection_accept(struct server *server) {
+    struct connection *connection = NULL;
+    if (server->connection_count < server->settings->max_connections) {
+        connection = calloc(1, sizeof *connection);
+    }
+    if (!connection) {
+        connection_turn_away(server);
+        return;
+    }
+    connection->server = server;
+    connection->since_ms = uv_now(&server->loop);
+    http_parser_init(&connection->parser, &server->settings->limits);
+    uv_tcp_init(&server->loop, &connection->tcp);
+    connection->tcp.data = connection;
+    connection_link(connection);
+    uv_stream_t *stream = (uv_stream_t *)&connection->tcp;
+    if (uv_accept((uv_stream_t *)&server->listener, stream) != 0) {
+        connection_close(connection);
+        return;
+    }
+    uv_tcp_nodelay(&connection->tcp, 1);
+    uv_tcp_keepalive(&connection->tcp, 1, TCP_KEEPALIVE_S);
+    if (uv_read_start(stream, on_allocate, on_read) != 0) connection_close(connection);
+}
+
+/* ---- Reading --------------------------------------------------------------------------------- */
+
+static void on_allocate(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer) {
+    (void)suggested;
+    struct connection *connection = handle->data;
+    *buffer = uv_buf_init(connection->server->read_buffer, READ_BUFFER_BYTES);
+}
+
+static void on_read(uv_stream_t *stream, ssize_t length, const uv_buf_t *buffer) {
+    struct connection *connection = stream->data;
+    if (length == 0) return; /* libuv's EAGAIN */
+    /* A client that half-closed after its last request still gets the answers that are complete;
+     * one that leaves in the middle of an exchange has left. */
+    if (length == UV_EOF && connection->state != CONNECTION_ANSWERING &&
+        connection_unsent(connection) > 0) {
+        connection->client_is_done = true;
+        if (connection->state == CONNECTION_READING) connection_finish(connection);
+    } else if (length < 0) {
+        connection_close(connection);
+    } else if (connection->state == CONNECTION_READING) {
+        connection_process(connection, buffer->base, (size_t)length);
+    } else if (connection->state == CONNECTION_ANSWERING) {
+        connection_keep_ahead(connection, buffer->base, (size_t)length);
+    }
+}
+
+static void connection_keep_ahead(struct connection *connection, const char *data, size_t length) {
+    text_append(&connection->ahead, data, length);
+    if (connection->ahead.failed) {
+        connection_break(connection, "no memory for pipelined requests");
+    } else if (connection->ahead.length > AHEAD_BYTES_MAX) {
+        uv_read_stop((uv_stream_t *)&connection->tcp);
+        connection->reading_paused = true;
+    }
+}
+
+/* Requests, one after another, until the bytes end or an answer is still to come. */
+static void connection_process(struct connection *connection, const char *data, size_t length) {
+    bool was_idle = http_parser_is_idle(&connection->parser);
+    enum http_progress progress = HTTP_PROGRESS_HEAD;
+    connection->is_processing = true;
+    while (connection->state == CONNECTION_READING && progress != HTTP_PROGRESS_MORE) {
+        size_t consumed;
+        progress = http_parser_feed(&connection->parser, data, length, &consumed);
+        data += consumed;
+        length -= consumed;
+        if (progress == HTTP_PROGRESS_HEAD) connection_begin_exchange(connection);
+        if (progress == HTTP_PROGRESS_MESSAGE) connection_dispatch(connection);
+        if (progress == HTTP_PROGRESS_FAILED) connection_refuse(connection);
+    }
+    connection->is_processing = false;
+    bool is_idle = http_parser_is_idle(&connection->parser);
+    if (was_idle && !is_idle && !connection->parser.head.complete) {
+        connection->since_ms = uv_now(&connection->server->loop);
+    }
+    if (connection->state == CONNECTION_ANSWERING && length > 0) {
+        connection_keep_ahead(connection, data, length);
+    }
+}
+
+/* ---- Exchanges ------------------------------------------------------------------------------- */
+
+static void exchange_identify(struct exchange *exchange) {
+    struct http_slice given;
+    http_head_find(exchange->head, "X-Request-Id", &given);
+    bool usable = given.length > 0 && given.length <= REQUEST_ID_MAX;
+    for (size_t i = 0; i < given.length && usable; i++) {
+        usable = given.data[i] >= 0x20 && given.data[i] < 0x7f;
+    }
+    if (usable) {
+        memcpy(exchange->request_id, given.data, given.length);
+        exchange->request_id[given.length] = '\0';
+        return;
+    }
+    snprintf(exchange->request_id, sizeof exchange->request_id, "req-%016llx%016llx",
+             (unsigned long long)server_random(), (unsigned long long)server_random());
+}
+
+static void exchange_reset(struct connection *connection) {
+    connection->exchange = (struct exchange){
+        .server = connection->server,
+        .connection = connection,
+        .head = &connection->parser.head,
+        .started_ns = time_now_ns(),
+        .ttft_ms = -1,
+        .tpot_ms = -1,
+    };
+    exchange_identify(&connection->exchange);
+}
+
+/* The head is complete: refuse what can be refused before a body is sent, or ask for the body. */
+static void connection_begin_exchange(struct connection *connection) {
+    static char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
+    struct exchange *exchange = &connection->exchange;
+    const struct http_head *head = &connection->parser.head;
+    connection->since_ms = uv_now(&connection->server->loop);
+    exchange_reset(connection);
+    router_admit(exchange);
+    connection->parser.discards_body = exchange->refusal.status != 0 || exchange->ignores_body;
+    bool has_body = head->chunked || head->content_length > 0;
+    if (exchange->refusal.status != 0 && has_body &&
+        (head->expects_continue || head->content_length > REFUSED_BODY_MAX)) {
+        connection->state = CONNECTION_ANSWERING;
+        exchange_answer_error(exchange, &exchange->refusal);
+    } else if (head->expects_continue && has_body) {
+        uv_buf_t piece = uv_buf_init(go_on, sizeof go_on - 1);
+        connection_write(connection, &piece, 1);
+    }
+}
+
+static void connection_dispatch(struct connection *connection) {
+    struct exchange *exchange = &connection->exchange;
+    connection->state = CONNECTION_ANSWERING;
+    exchange->started_ns = time_now_ns();
+    if (exchange->refusal.status != 0) {
+        exchange_answer_error(exchange, &exchange->refusal);
+    } else {
+        exchange->handler(exchange);
+    }
+}
+
+static void connection_answer_failure(struct connection *connection, int status,
+                                      const char *message) {
+    struct exchange *exchange = &connection->exchange;
+    if (!exchange->server) exchange_reset(connection); /* the head was not complete, or too much */
+    connection->state = CONNECTION_ANSWERING;
+    struct api_error error;
+    api_error_set(&error, status, NULL, NULL, "%s", message);
+    error.never_retry = status == 501 || status == 505; /* the same bytes will not do better */
+    exchange_answer_error(exchange, &error);
+}
+
+/* Bytes that are no request: there is no way to know where a next one would begin. */
+static void connection_refuse(struct connection *connection) {
+    const struct http_parser *parser = &connection->parser;
+    connection_answer_failure(connection, parser->status, parser->error.message);
+}
+
+void connection_end_exchange(struct connection *connection, bool keep_alive) {
+    connection->exchange = (struct exchange){0};
+    connection->since_ms = uv_now(&connection->server->loop);
+    if (!keep_alive) {
+        connection_finish(connection);
+        return;
+    }
+    http_parser_next(&connection->parser);
+    connection->state = CONNECTION_READING;
+    if (connection->is_processing) return;
+
+    struct text_buffer ahead = connection->ahead;
+    connection->ahead = (struct text_buffer){0};
+    if (ahead.length > 0) connection_process(connection, ahead.data, ahead.length);
+    text_free(&ahead);
+    if (connection->reading_paused && connection->ahead.length <= AHEAD_BYTES_MAX &&
+        connection->state != CONNECTION_CLOSING) {
+        connection->reading_paused = false;
+        uv_read_start((uv_stream_t *)&connection->tcp, on_allocate, on_read);
+    }
+}
+
+/* ---- Writing --------------------------------------------------------------------------------- */
+
+struct write_request {
+    uv_write_t request;
+    struct connection *connection;
+    char bytes[];
+};
+
+static void on_written(uv_write_t *request, int status) {
+    struct write_request *write = (struct write_request *)request;
+    if (status < 0 && status != UV_ECANCELED)
+        connection_break(write->connection, uv_strerror(status));
+    free(write);
+}
+
+size_t connection_unsent(const struct connection *connection) {
+    return uv_stream_get_write_queue_size((const uv_stream_t *)&connection->tcp);
+}
+
+/* Copies the pieces without their first `skip` bytes and leaves them to libuv. */
+static void connection_queue(struct connection *connection, const uv_buf_t *pieces, unsigned count,
+                             size_t skip, size_t length) {
+    struct write_request *write = malloc(sizeof *write + length);
+    if (!write) {
+        connection_break(connection, "no memory for an answer");
+        return;
+    }
+    write->connection = connection;
+    connection->queued_bytes += length;
+    char *at = write->bytes;
+    for (unsigned i = 0; i < count; i++) {
+        size_t skipped = skip < pieces[i].len ? skip : pieces[i].len;
+        skip -= skipped;
+        if (pieces[i].len == skipped) continue;
+        memcpy(at, pieces[i].base + skipped, pieces[i].len - skipped);
+        at += pieces[i].len - skipped;
+    }
+    uv_buf_t piece = {.base = write->bytes, .len = length};
+    int result = uv_write(&write->request, (uv_stream_t *)&connection->tcp, &piece, 1, on_written);
+    if (result == 0) return;
+    free(write);
+    connection_break(connection, uv_strerror(result));
+}
+
+void connection_write(struct connection *connection, const uv_buf_t *pieces, unsigned count) {
+    if (connection->is_broken || connection->state == CONNECTION_CLOSING) return;
+    size_t length = 0, sent = 0;
+    for (unsigned i = 0; i < count; i++) length += pieces[i].len;
+    if (connection_unsent(connection) == 0) {
+        int result = uv_try_write((uv_stream_t *)&connection->tcp, pieces, count);
+        if (result < 0 && result != UV_EAGAIN) {
+            connection_break(connection, uv_strerror(result));
+            return;
+        }
+        if (result > 0) sent = (size_t)result;
+    }
+    if (sent < length) connection_queue(connection, pieces, count, sent, length - sent);
+}
+
+void connection_break(struct connection *connection, const char *why) {
+    if (connection->is_broken || connection->state == CONNECTION_CLOSING) return;
+    connection->is_broken = true;
+    log_message(&connection->server->log, LOG_DEBUG, "connection dropped: %s", why);
+    server_sweep_soon(connection->server);
+}
+
+/* ---- Ending ---------------------------------------------------------------------------------- */
+
+static void on_shut_down(uv_shutdown_t *request, int status) {
+    struct connection *connection = request->handle->data;
+    if (status != 0) {
+        if (status != UV_ECANCELED) connection_break(connection, uv_strerror(status));
+        return;
+    }
+    connection->was_shut_down = true;
+    connection->since_ms = uv_now(&connection->server->loop);
+    if (connection->client_is_done) connection_close(connection);
+}
+
+/* Writes what is queued, says that no more will come, and reads on for a while: closing at once
+ * with unread input would reset the connection and could take the answer away from the client. */
+static void connection_finish(struct connection *connection) {
+    if (connection->state == CONNECTION_CLOSING) return;
+    uv_stream_t *stream = (uv_stream_t *)&connection->tcp;
+    connection->state = CONNECTION_LINGERING;
+    text_free(&connection->ahead);
+    http_parser_free(&connection->parser);
+    if (connection->reading_paused) uv_read_start(stream, on_allocate, on_read);
+    int result = uv_shutdown(&connection->shutdown, stream, on_shut_down);
+    if (result != 0) connection_break(connection, uv_strerror(result));
+}
+
+static void on_closed(uv_handle_t *handle) {
+    struct connection *connection = handle->data;
+    http_parser_free(&connection->parser);
+    text_free(&connection->ahead);
+    free(connection);
+}
+
+/* Only callbacks of libuv come here, never code that answers: see exchange.h on jobs. */
+static void connection_close(struct connection *connection) {
+    if (connection->state == CONNECTION_CLOSING) return;
+    bool was_answering = connection->state == CONNECTION_ANSWERING;
+    connection->state = CONNECTION_CLOSING;
+    connection_unlink(connection);
+    if (was_answering) exchange_abandon(&connection->exchange);
+    uv_close((uv_handle_t *)&connection->tcp, on_closed);
+}
+
+/* ---- Timeouts -------------------------------------------------------------------------------- */
+
+static void sweep_reading(struct connection *connection, double waited_s) {
+    const struct serve_settings *settings = connection->server->settings;
+    const struct http_parser *parser = &connection->parser;
+    double flowing_s = (double)parser->body_seen / BODY_BYTES_PER_S;
+    if (http_parser_is_idle(parser)) {
+        if (waited_s > settings->idle_timeout) connection_close(connection);
+    } else if (!parser->head.complete) {
+        if (waited_s > settings->header_timeout) {
+            connection_answer_failure(connection, 408, "the request head did not arrive in time");
+        }
+    } else if (waited_s > settings->body_timeout + flowing_s) {
+        connection_answer_failure(connection, 408, "the request body did not arrive in time");
+    }
+}
+
+/* True while the client takes what is written, or there is nothing to take. */
+static bool client_takes_bytes(struct connection *connection, uint64_t now_ms) {
+    size_t unsent = connection_unsent(connection);
+    uint64_t taken = connection->queued_bytes - unsent;
+    if (unsent == 0 || taken != connection->taken_bytes) connection->taken_at_ms = now_ms;
+    connection->taken_bytes = taken;
+    double stalled_s = (double)(now_ms - connection->taken_at_ms) / 1000;
+    return stalled_s <= connection->server->settings->send_timeout;
+}
+
+static void connection_sweep(struct connection *connection, uint64_t now_ms) {
+    struct exchange *exchange = &connection->exchange;
+    double waited_s = (double)(now_ms - connection->since_ms) / 1000;
+    if (connection->is_broken || !client_takes_bytes(connection, now_ms)) {
+        connection_close(connection);
+    } else if (connection->state == CONNECTION_READING) {
+        sweep_reading(connection, waited_s);
+    } else if (connection->state == CONNECTION_LINGERING) {
+        if (connection->was_shut_down && waited_s * 1000 > LINGER_MS) connection_close(connection);
+    } else if (connection->state == CONNECTION_ANSWERING) {
+        exchange_ping(exchange, now_ms);
+    }
+}
+
+void connection_sweep_all(struct server *server) {
+    uint64_t now_ms = uv_now(&server->loop);
+    for (struct connection *connection = server->connections, *next; connection;
+         connection = next) {
+        next = connection->next; /* closing unlinks this one, and no other */
+        connection_sweep(connection, now_ms);
+    }
+}
+
+bool connection_all_flushed(const struct server *server) {
+    for (const struct connection *connection = server->connections; connection;
+         connection = connection->next) {
+        if (connection_unsent(connection) > 0) return false;
+    }
+    return true;
+}
+
+void connection_close_all(struct server *server) {
+    while (server->connections) connection_close(server->connections);
+}

@@ -1,0 +1,58 @@
+/* One TCP connection: bytes to requests, answers to bytes, in order, under limits and timeouts.
+ *
+ * One exchange at a time. Bytes of later requests wait in a bounded buffer while one is answered,
+ * so that reading goes on and a client that leaves is noticed at once.
+ */
+#ifndef FATHOM_HTTP_CONNECTION_H
+#define FATHOM_HTTP_CONNECTION_H
+
+#include <uv.h>
+
+#include "server/exchange.h"
+#include "server/http_parser.h"
+
+enum connection_state {
+    CONNECTION_READING,   /* between requests, or inside one */
+    CONNECTION_ANSWERING, /* an exchange is under way */
+    CONNECTION_LINGERING, /* the last answer is on its way out; input is thrown away */
+    CONNECTION_CLOSING,   /* libuv has it; freed when that is done */
+};
+
+struct connection {
+    uv_tcp_t tcp;
+    uv_shutdown_t shutdown;
+    struct server *server;
+    struct connection *previous, *next;
+    enum connection_state state;
+    uint64_t since_ms;   /* uv_now when the wait that a timeout limits began */
+    bool is_processing;  /* inside the parse loop, which goes on by itself after an answer */
+    bool is_broken;      /* writing failed or fell behind: closed by the next sweep */
+    bool reading_paused; /* too much was sent ahead */
+    bool was_shut_down;  /* our side: everything was sent */
+    bool client_is_done; /* its side: no more requests */
+    struct http_parser parser;
+    struct exchange exchange;
+    struct text_buffer ahead;           /* bytes that came while answering */
+    uint64_t queued_bytes, taken_bytes; /* that did not fit the socket at once; of these, by now */
+    uint64_t taken_at_ms;               /* when the client was last seen to take some */
+};
+
+/* Accepts one connection; over the limit of connections it is answered 503 and closed. */
+void connection_accept(struct server *server);
+
+/* Looks at every connection's timeouts; called a few times a second. */
+void connection_sweep_all(struct server *server);
+
+/* Every byte of every answer has been handed to the operating system. */
+bool connection_all_flushed(const struct server *server);
+void connection_close_all(struct server *server);
+
+/* For exchange.c. Bytes go out at once as far as the socket takes them, the rest is copied. A
+ * failure marks the connection broken: whoever answers need not look. */
+void connection_write(struct connection *connection, const uv_buf_t *pieces, unsigned count);
+size_t connection_unsent(const struct connection *connection);
+void connection_break(struct connection *connection, const char *why);
+/* The exchange's answer is complete: next request, or the end of the connection. */
+void connection_end_exchange(struct connection *connection, bool keep_alive);
+
+#endif

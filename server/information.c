@@ -1,0 +1,110 @@
+/* The endpoints that answer at once from what is known: models, health, version, metrics. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/endpoints.h"
+#include "server/server.h"
+
+void models_handle(struct exchange *exchange) {
+    struct text_buffer body = {0};
+    models_write(&exchange->server->context, &body);
+    exchange_answer_json(exchange, &body);
+}
+
+static int hex_value(char digit) {
+    if (digit >= '0' && digit <= '9') return digit - '0';
+    char lower = (char)(digit | 0x20);
+    return lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
+}
+
+/* Percent-decodes into a string; NULL for a wrong escape, an encoded NUL or no memory. */
+static char *percent_decode(const char *text, size_t length) {
+    char *decoded = malloc(length + 1), *out = decoded;
+    for (size_t i = 0; decoded && i < length; i++) {
+        char byte = text[i];
+        if (byte == '%') {
+            int high = i + 2 < length ? hex_value(text[i + 1]) : -1;
+            int low = i + 2 < length ? hex_value(text[i + 2]) : -1;
+            byte = high >= 0 && low >= 0 ? (char)(high * 16 + low) : '\0';
+            i += 2;
+        }
+        if (byte == '\0') {
+            free(decoded);
+            return NULL;
+        }
+        *out++ = byte;
+    }
+    if (decoded) *out = '\0';
+    return decoded;
+}
+
+void model_handle(struct exchange *exchange) {
+    struct http_slice path = http_head_slice(exchange->head, exchange->head->path);
+    size_t prefix = strlen("/v1/models/");
+    struct text_buffer body = {0};
+    struct api_error error;
+    char *id = percent_decode(path.data + prefix, path.length - prefix);
+    if (!id) {
+        api_error_set(&error, 400, NULL, NULL, "the model's name in the path is not well encoded");
+        exchange_answer_error(exchange, &error);
+    } else if (model_write(&exchange->server->context, id, &body, &error) != 0) {
+        exchange_answer_error(exchange, &error);
+    } else {
+        exchange_answer_json(exchange, &body);
+    }
+    free(id);
+}
+
+static void answer_status(struct exchange *exchange, const char *status) {
+    struct text_buffer body = {0};
+    text_append_format(&body, "{\"status\":\"%s\"}", status);
+    exchange_answer_json(exchange, &body);
+}
+
+void health_handle(struct exchange *exchange) {
+    struct api_error error;
+    if (server_is_healthy(exchange->server)) {
+        answer_status(exchange, "ok");
+        return;
+    }
+    api_error_set(&error, 503, "engine_stuck", NULL,
+                  "requests are waiting and the engine has not finished a step for %.0f s",
+                  exchange->server->settings->stuck_timeout);
+    exchange_answer_error(exchange, &error);
+}
+
+/* The router has refused already while loading or draining. */
+void ready_handle(struct exchange *exchange) {
+    answer_status(exchange, "ready");
+}
+
+void metrics_handle(struct exchange *exchange) {
+    struct text_buffer body = {0};
+    metrics_write(exchange->server, &body);
+    if (body.failed) {
+        exchange_answer_json(exchange, &body); /* says that memory ran out */
+        return;
+    }
+    exchange_answer(exchange, 200, "text/plain; version=0.0.4; charset=utf-8", body.data,
+                    body.length);
+    text_free(&body);
+}
+
+/* The device is described as "cpu avx2, 8 threads": its first two words. */
+void version_handle(struct exchange *exchange) {
+    const struct server *server = exchange->server;
+    struct text_buffer body = {0};
+    char backend[32] = "", isa[32] = "";
+    if (server->model) {
+        sscanf(model_get_info(server->model)->device, "%31[^ ,] %31[^ ,]", backend, isa);
+    }
+    struct version_info info = {
+        .version = FATHOM_VERSION,
+        .build = __VERSION__,
+        .backend = *backend ? backend : NULL,
+        .isa = *isa ? isa : NULL,
+    };
+    version_write(&info, &body);
+    exchange_answer_json(exchange, &body);
+}

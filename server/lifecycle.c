@@ -1,0 +1,191 @@
+#include "server/lifecycle.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "server/http_connection.h"
+#include "server/server.h"
+
+/* For the engine to give back cancelled requests, before exiting anyway. */
+#define STOP_PATIENCE_MS 5000
+/* Between two progress lines. */
+#define PROGRESS_PERCENT 10
+
+/* ---- Loading --------------------------------------------------------------------------- */
+
+/* Loading thread. */
+static void on_progress(void *context, double fraction, const char *phase) {
+    struct server *server = context;
+    struct loader *loader = &server->lifecycle.loader;
+    int percent = (int)(fraction * 100);
+    if (percent < loader->percent_shown + PROGRESS_PERCENT) return;
+    loader->percent_shown = percent;
+    log_message(&server->log, LOG_INFO, "loading: %d %% (%s)", percent, phase);
+}
+
+/* Loading thread: the two things that take long. What it writes, the loop reads after `loaded`. */
+static void loader_run(void *context) {
+    struct server *server = context;
+    struct loader *loader = &server->lifecycle.loader;
+    struct model_options model_options = server->settings->model;
+    struct engine_options engine_options = server->settings->engine;
+    model_options.progress = on_progress;
+    model_options.progress_context = server;
+    engine_options.notify = server_wake;
+    engine_options.notify_context = server;
+    loader->result =
+        model_load(server->settings->model_path, &model_options, &loader->model, &loader->error);
+    if (loader->result == 0) {
+        loader->result =
+            engine_create(loader->model, &engine_options, &loader->engine, &loader->error);
+    }
+    uv_async_send(&server->lifecycle.loaded);
+}
+
+static int find_default_tier(const struct server *server, size_t *tier, struct error *error) {
+    const struct model_info *info = model_get_info(server->model);
+    const char *name = server->settings->default_quality;
+    *tier = info->default_tier;
+    if (!name) return 0;
+    int found = model_find_tier(server->model, name);
+    if (found < 0) {
+        char names[TIERS_MAX * (TIER_NAME_MAX + 1)] = "";
+        for (size_t i = 0; i < info->tier_count; i++) {
+            size_t length = strlen(names);
+            snprintf(names + length, sizeof names - length, " %s", info->tiers[i].name);
+        }
+        return error_set(error, FATHOM_INVALID, "--default-quality %s: the model has the tiers%s",
+                         name, names);
+    }
+    *tier = (size_t)found;
+    return 0;
+}
+
+/* Takes over what was loaded. */
+static int lifecycle_adopt(struct server *server, struct error *error) {
+    struct loader *loader = &server->lifecycle.loader;
+    server->model = loader->model;
+    server->engine = loader->engine;
+    if (loader->result != 0) {
+        *error = loader->error;
+        return loader->result;
+    }
+    const struct model_info *info = model_get_info(server->model);
+    if (!model_get_tokenizer(server->model)) {
+        return error_set(error, FATHOM_INVALID, "%s has no tokenizer.json", info->path);
+    }
+    struct api_context *context = &server->context;
+    if (!server->settings->served_name) context->served_name = info->name;
+    context->model = info;
+    context->tokenizer = model_get_tokenizer(server->model);
+    context->created = server->started_at;
+    context->max_sequence = engine_max_sequence(server->engine);
+    context->max_choices = server->settings->engine.queue_limit;
+    return find_default_tier(server, &context->default_tier, error);
+}
+
+static void on_loaded(uv_async_t *async) {
+    struct server *server = async->data;
+    struct lifecycle *lifecycle = &server->lifecycle;
+    struct error error;
+    if (!lifecycle->loader_running) return;
+    uv_thread_join(&lifecycle->loader.thread);
+    lifecycle->loader_running = false;
+    int result = lifecycle_adopt(server, &error);
+    if (result != 0) {
+        log_message(&server->log, LOG_ERROR, "%s", error.message);
+        lifecycle_stop(server, 1);
+        return;
+    }
+    const struct model_info *info = model_get_info(server->model);
+    char weights[32], budget[32];
+    log_message(
+        &server->log, LOG_INFO,
+        "serving %s: %zu blocks x %zu, %zu tiers, context %zu, %s %s weights, %s KV budget on %s",
+        server->context.served_name, info->blocks, info->hidden, info->tier_count, info->context,
+        size_format(info->weight_bytes, weights, sizeof weights), info->weights,
+        size_format(server->settings->engine.kv_budget, budget, sizeof budget), info->device);
+    lifecycle->phase = PHASE_READY;
+    server->engine_moved_ms = uv_now(&server->loop);
+    log_announce(&server->log, "ready");
+}
+
+/* ---- Signals and draining -------------------------------------------------------------- */
+
+static void on_signal(uv_signal_t *handle, int number) {
+    struct server *server = handle->data;
+    struct lifecycle *lifecycle = &server->lifecycle;
+    const char *name = number == SIGINT ? "interrupt" : "termination";
+    if (lifecycle->phase >= PHASE_DRAINING) {
+        log_message(&server->log, LOG_WARNING, "second signal: stopping now");
+        lifecycle_stop(server, 0);
+    } else if (lifecycle->phase == PHASE_LOADING) {
+        log_message(&server->log, LOG_INFO, "%s while loading: stopping", name);
+        lifecycle_stop(server, 0);
+    } else {
+        lifecycle->phase = PHASE_DRAINING;
+        lifecycle->drain_deadline_ms =
+            uv_now(&server->loop) + (uint64_t)(server->settings->drain_timeout * 1000);
+        log_message(&server->log, LOG_INFO, "%s: finishing %zu requests, for %.0f s at most", name,
+                    server->job_count, server->settings->drain_timeout);
+        lifecycle_sweep(server);
+    }
+}
+
+void lifecycle_sweep(struct server *server) {
+    struct lifecycle *lifecycle = &server->lifecycle;
+    uint64_t now_ms = uv_now(&server->loop);
+    if (lifecycle->phase == PHASE_DRAINING) {
+        bool is_drained = server->job_count == 0 && connection_all_flushed(server);
+        if (!is_drained && now_ms < lifecycle->drain_deadline_ms) return;
+        if (!is_drained) {
+            log_message(&server->log, LOG_WARNING, "drain timeout: %zu requests were not finished",
+                        server->job_count);
+        }
+        lifecycle_stop(server, 0);
+    } else if (lifecycle->phase == PHASE_STOPPING) {
+        if (server->job_count == 0) {
+            server_close_handles(server);
+        } else if (now_ms >= lifecycle->stop_deadline_ms) {
+            _exit(lifecycle->exit_code); /* an engine that does not answer cannot be joined */
+        }
+    }
+}
+
+/* ---- Start and stop -------------------------------------------------------------------- */
+
+int lifecycle_start(struct server *server, struct error *error) {
+    struct lifecycle *lifecycle = &server->lifecycle;
+    uv_signal_t *const signals[] = {&lifecycle->terminate, &lifecycle->interrupt};
+    static const int numbers[] = {SIGTERM, SIGINT};
+    lifecycle->loaded.data = server;
+    uv_async_init(&server->loop, &lifecycle->loaded, on_loaded);
+    for (size_t i = 0; i < 2; i++) {
+        uv_signal_init(&server->loop, signals[i]);
+        signals[i]->data = server;
+        uv_signal_start(signals[i], on_signal, numbers[i]);
+    }
+    int result = uv_thread_create(&lifecycle->loader.thread, loader_run, server);
+    if (result != 0) {
+        return error_set(error, FATHOM_IO, "cannot start a thread: %s", uv_strerror(result));
+    }
+    lifecycle->loader_running = true;
+    return 0;
+}
+
+void lifecycle_stop(struct server *server, int exit_code) {
+    struct lifecycle *lifecycle = &server->lifecycle;
+    lifecycle->exit_code = exit_code;
+    lifecycle->phase = PHASE_STOPPING;
+    lifecycle->stop_deadline_ms = uv_now(&server->loop) + STOP_PATIENCE_MS;
+    /* Loading cannot be told to stop, and nothing that it does needs undoing. */
+    if (lifecycle->loader_running) _exit(exit_code);
+    /* From here on a signal kills the process the plain way, so this is reached once. */
+    uv_signal_stop(&lifecycle->terminate);
+    uv_signal_stop(&lifecycle->interrupt);
+    uv_close((uv_handle_t *)&server->listener, NULL);
+    connection_close_all(server);
+    server_sweep_soon(server);
+}

@@ -1,0 +1,192 @@
+#include "server/server.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+
+#include "server/endpoints.h"
+#include "server/http_connection.h"
+
+#define LISTEN_BACKLOG 1024
+#define SWEEP_MS       250
+
+/* ---- Callbacks of the loop ------------------------------------------------------------------- */
+
+static void on_engine_wakeup(uv_async_t *async) {
+    struct server *server = async->data;
+    completions_take_events(server);
+    /* The last answer may have been what draining or stopping waited for. */
+    if (server->lifecycle.phase > PHASE_READY) server_sweep_soon(server);
+}
+
+void server_wake(void *context) {
+    struct server *server = context;
+    uv_async_send(&server->engine_wakeup);
+}
+
+static void watch_engine(struct server *server) {
+    struct engine_stats stats;
+    if (!server->engine) return;
+    engine_get_stats(server->engine, &stats);
+    if (stats.idle || stats.steps != server->engine_steps) {
+        server->engine_moved_ms = uv_now(&server->loop);
+    }
+    server->engine_steps = stats.steps;
+}
+
+static void on_sweep(uv_timer_t *timer) {
+    struct server *server = timer->data;
+    watch_engine(server);
+    connection_sweep_all(server);
+    lifecycle_sweep(server);
+}
+
+void server_sweep_soon(struct server *server) {
+    if (!uv_is_closing((uv_handle_t *)&server->sweep)) {
+        uv_timer_start(&server->sweep, on_sweep, 0, SWEEP_MS);
+    }
+}
+
+static void on_connection(uv_stream_t *listener, int status) {
+    struct server *server = listener->data;
+    if (status == 0) connection_accept(server);
+}
+
+bool server_is_healthy(const struct server *server) {
+    double still_s = (double)(uv_now(&server->loop) - server->engine_moved_ms) / 1000;
+    return still_s < server->settings->stuck_timeout;
+}
+
+uint64_t server_random(void) {
+    uint64_t value;
+    if (uv_random(NULL, NULL, &value, sizeof value, 0, NULL) != 0) value = time_now_ns();
+    return value;
+}
+
+/* ---- Listening ------------------------------------------------------------------------------- */
+
+/* An address is taken as it is; a name (localhost) is looked up once, before anything runs. */
+static int resolve_host(struct server *server, struct sockaddr_storage *address,
+                        struct error *error) {
+    const struct serve_settings *settings = server->settings;
+    int port = (int)settings->port;
+    if (uv_ip4_addr(settings->host, port, (struct sockaddr_in *)address) == 0) return 0;
+    if (uv_ip6_addr(settings->host, port, (struct sockaddr_in6 *)address) == 0) return 0;
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *found = NULL;
+    int result = getaddrinfo(settings->host, NULL, &hints, &found);
+    if (result != 0) {
+        return error_set(error, FATHOM_INVALID, "--host %s: %s", settings->host,
+                         gai_strerror(result));
+    }
+    memcpy(address, found->ai_addr, found->ai_addrlen);
+    freeaddrinfo(found);
+    /* The port is at the same place in both families of address. */
+    ((struct sockaddr_in *)address)->sin_port = htons((uint16_t)port);
+    return 0;
+}
+
+static int server_listen(struct server *server, struct error *error) {
+    struct sockaddr_storage address = {0};
+    int result = resolve_host(server, &address, error);
+    if (result != 0) return result;
+    result = uv_tcp_bind(&server->listener, (struct sockaddr *)&address, 0);
+    if (result == 0) {
+        result = uv_listen((uv_stream_t *)&server->listener, LISTEN_BACKLOG, on_connection);
+    }
+    if (result != 0) {
+        return error_set(error, FATHOM_IO, "cannot listen on %s port %zu: %s",
+                         server->settings->host, server->settings->port, uv_strerror(result));
+    }
+    int length = sizeof address;
+    char name[64] = "";
+    uv_tcp_getsockname(&server->listener, (struct sockaddr *)&address, &length);
+    uv_ip_name((struct sockaddr *)&address, name, sizeof name);
+    bool is_ip6 = address.ss_family == AF_INET6;
+    log_announce(&server->log, "listening on http://%s%s%s:%d", is_ip6 ? "[" : "", name,
+                 is_ip6 ? "]" : "", ntohs(((struct sockaddr_in *)&address)->sin_port));
+    return 0;
+}
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+/* Connections are file descriptors: take as many as the system lets this process have. */
+static void raise_descriptor_limit(struct server *server) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    getrlimit(RLIMIT_NOFILE, &limit);
+    if (limit.rlim_cur < server->settings->max_connections + 64) {
+        log_message(&server->log, LOG_WARNING,
+                    "the system allows %llu open files, fewer than --max-connections %zu needs",
+                    (unsigned long long)limit.rlim_cur, server->settings->max_connections);
+    }
+}
+
+static int server_open(struct server *server, struct error *error) {
+    const struct serve_settings *settings = server->settings;
+    int result =
+        api_keys_load(&server->keys, settings->api_key_file, getenv("FATHOM_API_KEY"), error);
+    if (result != 0) return result;
+    server->log.format = settings->log_format;
+    server->log.level = settings->log_level;
+    server->started_at = (int64_t)time(NULL);
+    server->context.served_name = settings->served_name ? settings->served_name : "";
+    metrics_init(&server->metrics);
+    signal(SIGPIPE,
+           SIG_IGN); /* a client that left is an error of write, not the end of the process */
+    raise_descriptor_limit(server);
+    uv_loop_init(&server->loop);
+    server->listener.data = server->sweep.data = server->engine_wakeup.data = server;
+    uv_tcp_init(&server->loop, &server->listener);
+    uv_timer_init(&server->loop, &server->sweep);
+    uv_async_init(&server->loop, &server->engine_wakeup, on_engine_wakeup);
+    return 0;
+}
+
+static void close_handle(uv_handle_t *handle, void *context) {
+    (void)context;
+    if (!uv_is_closing(handle)) uv_close(handle, NULL);
+}
+
+void server_close_handles(struct server *server) {
+    /* Its thread wakes the loop until it is gone, so it goes before the handle that it wakes. */
+    engine_destroy(server->engine);
+    server->engine = NULL;
+    uv_walk(&server->loop, close_handle, NULL);
+}
+
+static void server_free(struct server *server) {
+    api_keys_free(&server->keys);
+    free(server);
+}
+
+int server_run(const struct serve_settings *settings) {
+    struct server *server = calloc(1, sizeof *server);
+    struct error error;
+    if (!server) return 1;
+    server->settings = settings;
+    int result = server_open(server, &error);
+    if (result != 0) {
+        log_message(&server->log, LOG_ERROR, "%s", error.message);
+        server_free(server);
+        return 1;
+    }
+    result = server_listen(server, &error);
+    if (result == 0) result = lifecycle_start(server, &error);
+    if (result != 0) {
+        log_message(&server->log, LOG_ERROR, "%s", error.message);
+        server->lifecycle.exit_code = 1;
+        server_close_handles(server);
+    } else {
+        uv_timer_start(&server->sweep, on_sweep, SWEEP_MS, SWEEP_MS);
+    }
+    uv_run(&server->loop, UV_RUN_DEFAULT);
+    model_destroy(server->model);
+    uv_loop_close(&server->loop);
+    int exit_code = server->lifecycle.exit_code;
+    server_free(server);
+    return exit_code;
+}

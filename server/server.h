@@ -1,0 +1,69 @@
+/* The process that serves: one libuv loop on the main thread, one engine thread, one struct.
+ *
+ * Everything in struct server belongs to the loop thread, but for `loader` while it loads.
+ */
+#ifndef FATHOM_SERVER_H
+#define FATHOM_SERVER_H
+
+#include <uv.h>
+
+#include "api/api.h"
+#include "server/api_keys.h"
+#include "server/lifecycle.h"
+#include "server/log.h"
+#include "server/metrics.h"
+#include "server/settings.h"
+
+#define READ_BUFFER_BYTES ((size_t)64 << 10)
+#define EVENT_BATCH       256
+
+struct connection;
+struct completion_job;
+
+struct server {
+    const struct serve_settings *settings;
+    struct log log;
+    uv_loop_t loop;
+    uv_tcp_t listener;
+    uv_timer_t sweep;
+    uv_async_t engine_wakeup; /* the engine has events */
+    struct lifecycle lifecycle;
+
+    struct model *model; /* these three: NULL or empty until loaded */
+    struct engine *engine;
+    struct api_context context;
+
+    struct connection *connections; /* list */
+    size_t connection_count;
+    size_t job_count; /* requests between acceptance and the engine's last word on them */
+    struct completion_job *ready_jobs; /* list: events came, to be written after the batch */
+
+    struct api_keys keys;
+    struct metrics metrics;
+    int64_t started_at;       /* Unix seconds */
+    uint64_t engine_steps;    /* at the last sweep */
+    uint64_t engine_moved_ms; /* uv_now when the engine last finished a step or had nothing to do */
+
+    char read_buffer[READ_BUFFER_BYTES]; /* shared: what is read is handled before the next read */
+    struct engine_event events[EVENT_BATCH];
+};
+
+/* Serves until a signal ends it. Returns the process's exit code. */
+int server_run(const struct serve_settings *settings);
+
+/* For engine_options.notify: any thread, never blocks. */
+void server_wake(void *server);
+
+/* The last act: closes the handles that are left, after which the loop ends. */
+void server_close_handles(struct server *server);
+
+/* Runs the sweep in the loop's next turn, to close connections that broke in this one. */
+void server_sweep_soon(struct server *server);
+
+/* 64 bits that no client can predict: request ids, seeds of requests without one. */
+uint64_t server_random(void);
+
+/* The engine finished a step recently, or has nothing to do. */
+bool server_is_healthy(const struct server *server);
+
+#endif

@@ -1,0 +1,218 @@
+"""Starts the real binary and talks to it: no mocks, no test doors in the server.
+
+FATHOM_BINARY (default build/fathom) and FATHOM_MODEL (default models/fathom-tiny, or the smallest
+checkpoint with a tokenizer when that is not there) choose what is tested.
+"""
+
+import functools
+import os
+import pathlib
+import queue
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+import httpx
+import openai
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BINARY = os.environ.get("FATHOM_BINARY", str(ROOT / "build" / "fathom"))
+START_TIMEOUT = 60
+
+
+def find_model():
+    if "FATHOM_MODEL" in os.environ:
+        return os.environ["FATHOM_MODEL"]
+    bundled = ROOT / "models" / "fathom-tiny"
+    if (bundled / "model.safetensors").exists():
+        return str(bundled)
+    return str(ROOT / "tests" / "reference" / "golden" / "with-tokenizer")
+
+
+class Server:
+    """One process. Flags are keyword arguments: kv_budget="8MiB" is --kv-budget 8MiB."""
+
+    def __init__(self, model=None, wait="ready", environment=None, **flags):
+        flags = {"port": 0, "kv_budget": "64MiB", **flags}
+        command = [BINARY, "serve", model or find_model()]
+        for name, value in flags.items():
+            command.append(f"--{name.replace('_', '-')}")
+            if value is not True:
+                command.append(str(value))
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("FATHOM_")}
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env={**clean, **(environment or {})}
+        )
+        self.lines, self.new_lines = [], queue.Queue()
+        threading.Thread(target=self._read_log, daemon=True).start()
+        self.port = None
+        address = self.wait_for(r"listening on http://(\S+):(\d+)")
+        self.host, self.port = address.group(1), int(address.group(2))
+        self.url = f"http://{self.host}:{self.port}"
+        if wait == "ready":
+            self.wait_for(r"^ready$|\"message\":\"ready\"")
+
+    def _read_log(self):
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip("\n"))
+            self.new_lines.put(line)
+        self.new_lines.put(None)
+
+    def wait_for(self, pattern):
+        """The first log line that matches, from the start of the log on."""
+        deadline = time.monotonic() + START_TIMEOUT
+        while True:
+            for line in list(self.lines):
+                found = re.search(pattern, line)
+                if found:
+                    return found
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no line like {pattern!r} in {self.lines}")
+            try:
+                if self.new_lines.get(timeout=1) is None and not any(
+                    re.search(pattern, line) for line in self.lines
+                ):
+                    raise RuntimeError(f"the server ended: {self.lines}")
+            except queue.Empty:
+                pass
+
+    def get(self, path, **arguments):
+        return httpx.get(self.url + path, timeout=60, **arguments)
+
+    def post(self, path="/v1/completions", json=None, **arguments):
+        return httpx.post(self.url + path, json=json, timeout=60, **arguments)
+
+    def complete(self, headers=None, **fields):
+        fields = {"model": self.model_id, "prompt": "Once upon a time", "max_tokens": 12, **fields}
+        return self.post(json=fields, headers=headers)
+
+    def connect(self, receive_buffer=None):
+        connection = socket.socket()
+        if receive_buffer:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        connection.settimeout(30)
+        connection.connect((self.host, self.port))
+        return connection
+
+    def client(self, **arguments):
+        arguments = {"api_key": "none", "max_retries": 0, "timeout": 60, **arguments}
+        return openai.OpenAI(base_url=self.url + "/v1", **arguments)
+
+    @property
+    def model(self):
+        return self.get("/v1/models").json()["data"][0]
+
+    @functools.cached_property
+    def model_id(self):
+        return self.model["id"]
+
+    def fields_lasting(self, seconds):
+        """A request that keeps a server with max_sequences=1 busy for about that long."""
+        start = time.monotonic()
+        self.complete(n=32, max_tokens=100, ignore_eos=True)
+        choices = int(seconds * 32 / (time.monotonic() - start)) + 1
+        prompts = min(choices // 128 + 1, 7)
+        n = min(choices // prompts + 1, 128)
+        return {"prompt": ["x"] * prompts, "n": n, "max_tokens": 100, "ignore_eos": True}
+
+    def metric(self, name, **labels):
+        """Sum of the lines of that name with those labels."""
+        total, found = 0.0, False
+        for line in self.get("/metrics").text.splitlines():
+            match = re.fullmatch(re.escape(name) + r"(\{.*\})? (\S+)", line)
+            if match and all(f'{k}="{v}"' in (match.group(1) or "") for k, v in labels.items()):
+                total, found = total + float(match.group(2)), True
+        assert found, f"no metric {name}"
+        return total
+
+    def wait_idle(self, seconds=30):
+        """Until the engine holds nothing: what every ending of a request must lead to."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            left = [
+                self.metric(f"fathom_{name}")
+                for name in ("num_requests_running", "num_requests_waiting", "kv_blocks_used")
+            ]
+            if not any(left):
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"running, waiting, blocks: {left}")
+
+    def stop(self, number=signal.SIGTERM, timeout=60):
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(timeout)
+
+
+@pytest.fixture(scope="session")
+def server():
+    running = Server()
+    yield running
+    assert running.process.poll() is None, f"the server died: {running.lines[-20:]}"
+    assert running.stop() == 0, running.lines[-20:]
+
+
+@pytest.fixture
+def start_server():
+    """Starts servers with flags of the test's own; each must end well."""
+    started = []
+
+    def start(**arguments):
+        started.append(Server(**arguments))
+        return started[-1]
+
+    yield start
+    for running in started:
+        running.stop()
+        assert running.process.returncode in (0, -signal.SIGKILL), running.lines[-20:]
+
+
+def read_response(connection):
+    """One response from a socket: status, headers (lower case), body. None at the end."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        piece = connection.recv(1)
+        if not piece:
+            assert not data, data
+            return None
+        data += piece
+    head, _, _ = data.partition(b"\r\n\r\n")
+    lines = head.decode("latin-1").split("\r\n")
+    status = int(lines[0].split(" ")[1])
+    headers = {}
+    for line in lines[1:]:
+        name, _, value = line.partition(":")
+        headers[name.lower()] = value.strip()
+    body = b""
+    if headers.get("transfer-encoding") == "chunked":
+        while True:
+            size = int(read_line(connection), 16)
+            body += read_exactly(connection, size)
+            assert read_line(connection) == b""
+            if size == 0:
+                break
+    elif status >= 200 and status != 204:
+        body = read_exactly(connection, int(headers["content-length"]))
+    return status, headers, body
+
+
+def read_line(connection):
+    line = b""
+    while not line.endswith(b"\r\n"):
+        piece = connection.recv(1)
+        assert piece, line
+        line += piece
+    return line[:-2]
+
+
+def read_exactly(connection, size):
+    data = b""
+    while len(data) < size:
+        piece = connection.recv(size - len(data))
+        assert piece, (size, data)
+        data += piece
+    return data

@@ -1,0 +1,58 @@
+"""The page that Prometheus reads."""
+
+import re
+
+EDGES = {
+    "time_to_first_token_seconds": 22,
+    "inter_token_latency_seconds": 19,
+    "e2e_request_latency_seconds": 21,
+    "request_queue_time_seconds": 21,
+    "request_prefill_time_seconds": 21,
+    "request_decode_time_seconds": 21,
+}
+
+
+def test_form(server):
+    answer = server.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    typed = set()
+    for line in answer.text.splitlines():
+        if line.startswith("# TYPE "):
+            name = line.split()[2]
+            assert name not in typed
+            typed.add(name)
+        elif not line.startswith("# HELP "):
+            name = re.fullmatch(r'([a-z_0-9]+)(\{([a-z_]+="[^"]*",?)*\})? \S+', line).group(1)
+            assert name in typed or re.sub(r"_(bucket|sum|count)$", "", name) in typed
+    assert "vllm:" not in answer.text
+
+
+def test_counts(server):
+    tier = server.model["fathom"]["tiers"][-1]["name"]
+    names = ["generation_tokens_total", "prompt_tokens_total", "steps_total"]
+    before = {name: server.metric("fathom_" + name) for name in names}
+    observed = {name: server.metric(f"fathom_{name}_count", quality=tier) for name in EDGES}
+    finished = server.metric("fathom_request_success_total", quality=tier, finished_reason="length")
+    skipped = server.metric("fathom_sublayers_skipped_total", quality=tier)
+    server.complete(quality=tier, prompt=[5, 6, 7], n=2, max_tokens=5, ignore_eos=True)
+    assert server.metric("fathom_generation_tokens_total") - before["generation_tokens_total"] == 10
+    assert server.metric("fathom_prompt_tokens_total") - before["prompt_tokens_total"] >= 3
+    assert server.metric("fathom_steps_total") > before["steps_total"]
+    assert server.metric("fathom_sublayers_skipped_total", quality=tier) > skipped
+    assert server.metric("fathom_request_success_total", quality=tier,
+                         finished_reason="length") - finished == 2
+    for name, edges in EDGES.items():
+        added = server.metric(f"fathom_{name}_count", quality=tier) - observed[name]
+        assert added == (8 if name == "inter_token_latency_seconds" else 1)
+        total = server.metric(f"fathom_{name}_bucket", quality=tier, le="+Inf")
+        assert total == server.metric(f"fathom_{name}_count", quality=tier)
+        page = server.get("/metrics").text
+        assert len(re.findall(rf'fathom_{name}_bucket\{{[^}}]*quality="{tier}"', page)) == edges + 1
+    assert server.metric("fathom_kv_bytes_budget") == 64 << 20
+
+
+def test_vllm_names(start_server):
+    server = start_server(vllm_metric_names=True)
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc",
+                 "gpu_cache_usage_perc"):
+        assert server.metric(f"vllm:{name}") == 0
