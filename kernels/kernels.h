@@ -31,7 +31,7 @@ static inline size_t dtype_size(enum dtype type) {
     return type == DTYPE_F32 ? 4 : 2;
 }
 
-struct buffer; /* memory of a device; zero-filled and touched when created */
+struct buffer; /* memory of a device; zero-filled when created, large ones touched from the front */
 struct matrix; /* a weight [out, in], packed for the device's matrix product */
 
 /* Rows that take part in an operation, by index into the step's rows, ascending. */

@@ -1,0 +1,180 @@
+/* The CPU device: opening it, its memory, and its table of operations. */
+#include "kernels/cpu/cpu.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+static size_t cpu_buffer_bytes(const struct buffer *buffer) {
+    return buffer->bytes;
+}
+
+static void cpu_write(struct device *device, struct buffer *buffer, size_t offset, const void *data,
+                      size_t size) {
+    (void)device;
+    if (size) memcpy(buffer->data + offset, data, size);
+}
+
+static void cpu_read(struct device *device, const struct buffer *buffer, size_t offset, void *data,
+                     size_t size) {
+    (void)device;
+    if (size) memcpy(data, buffer->data + offset, size);
+}
+
+static struct buffer *cpu_activation_create(struct device *device, size_t rows, size_t width,
+                                            struct error *error) {
+    size_t bytes;
+    if (!size_multiply(rows, width, &bytes) || !size_multiply(bytes, sizeof(float), &bytes)) {
+        error_set(error, FATHOM_NO_MEMORY, "an activation of %zu rows of %zu is too large", rows,
+                  width);
+        return NULL;
+    }
+    return cpu_buffer_create(device, bytes, error);
+}
+
+static void cpu_read_activation(struct device *device, const struct buffer *buffer, size_t first,
+                                size_t count, float *out) {
+    cpu_read(device, buffer, first * sizeof *out, out, count * sizeof *out);
+}
+
+static size_t cpu_row_count(struct device *device, const struct row_list *list) {
+    (void)device;
+    return (size_t)buffer_i32(list->count)[0];
+}
+
+/* ---- The device ------------------------------------------------------------------------------ */
+
+static void cpu_close(struct device *device) {
+    struct cpu_device *cpu = cpu_of(device);
+    pool_destroy(cpu->pool);
+    cpu_buffer_destroy(device, cpu->packed);
+    free(cpu);
+}
+
+static const struct kernels cpu_kernels = {
+    .name = "cpu",
+    .close = cpu_close,
+    .buffer_create = cpu_buffer_create,
+    .buffer_destroy = cpu_buffer_destroy,
+    .buffer_bytes = cpu_buffer_bytes,
+    .write = cpu_write,
+    .read = cpu_read,
+    .activation_create = cpu_activation_create,
+    .read_activation = cpu_read_activation,
+    .matrix_create = cpu_matrix_create,
+    .matrix_destroy = cpu_matrix_destroy,
+    .matrix_bytes = cpu_matrix_bytes,
+    .kv_block_bytes = cpu_kv_block_bytes,
+    .row_count = cpu_row_count,
+    .nag_begin = cpu_nag_begin,
+    .nag_end_sublayer = cpu_nag_end_sublayer,
+    .matmul = cpu_matmul,
+    .rope = cpu_rope,
+    .kv_append = cpu_kv_append,
+    .attention = cpu_attention,
+    .activate = cpu_activate,
+    .scale_logits = cpu_scale_logits,
+    .rmsnorm = cpu_rmsnorm,
+};
+
+/* Best first. */
+static const struct primitives *const instruction_sets[] = {
+#if defined(__x86_64__)
+    &primitives_avx512bf16,
+    &primitives_avx512,
+    &primitives_avx2,
+#endif
+    &primitives_portable,
+};
+#define INSTRUCTION_SETS (sizeof instruction_sets / sizeof *instruction_sets)
+
+/* What the build flags of the file with these inner loops ask for. (F16C came before AVX2.) */
+static bool processor_has(const struct primitives *set) {
+#if defined(__x86_64__)
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    if (set == &primitives_avx2) return avx2;
+    if (set == &primitives_avx512) return avx512;
+    if (set == &primitives_avx512bf16) return avx512 && __builtin_cpu_supports("avx512bf16");
+#endif
+    return set == &primitives_portable;
+}
+
+static int isa_unavailable(const char *isa, struct error *error) {
+    char here[96] = "";
+    for (size_t i = 0; i < INSTRUCTION_SETS; i++) {
+        size_t used = strlen(here);
+        if (!processor_has(instruction_sets[i])) continue;
+        snprintf(here + used, sizeof here - used, "%s%s", used ? ", " : "",
+                 instruction_sets[i]->name);
+    }
+    return error_set(error, FATHOM_UNSUPPORTED,
+                     "instruction set \"%.32s\" cannot be used; choices are avx512bf16, avx512, "
+                     "avx2 and portable, and this machine has %s",
+                     isa, here);
+}
+
+static int isa_choose(const char *isa, const struct primitives **primitives, struct error *error) {
+    for (size_t i = 0; i < INSTRUCTION_SETS; i++) {
+        const struct primitives *set = instruction_sets[i];
+        if ((isa && strcmp(isa, set->name)) || !processor_has(set)) continue;
+        *primitives = set;
+        return FATHOM_OK;
+    }
+    return isa_unavailable(isa, error);
+}
+
+/* Processors that this process may use: a container may have fewer than the machine. */
+static size_t processors_available(void) {
+    cpu_set_t set;
+    bool known = sched_getaffinity(0, sizeof set, &set) == 0;
+    long count = known ? CPU_COUNT(&set) : sysconf(_SC_NPROCESSORS_ONLN);
+    if (count < 1) return 1;
+    return count > POOL_THREADS_MAX ? POOL_THREADS_MAX : (size_t)count;
+}
+
+/* A row of x takes at most one float per input, and one more to make an odd number even. */
+static int scratch_create(struct cpu_device *cpu, struct error *error) {
+    size_t width;
+    if (!size_add(cpu->max_width, 1, &width)) {
+        return error_set(error, FATHOM_INVALID, "max_width %zu is too large", cpu->max_width);
+    }
+    cpu->packed = cpu_activation_create(&cpu->base, cpu->max_rows, width, error);
+    return cpu->packed ? FATHOM_OK : FATHOM_NO_MEMORY;
+}
+
+int cpu_open(const struct device_options *options, struct device **device, struct error *error) {
+    size_t threads = options->threads ? options->threads : processors_available();
+    if (threads > POOL_THREADS_MAX) {
+        return error_set(error, FATHOM_INVALID, "%zu compute threads; the limit is %d", threads,
+                         POOL_THREADS_MAX);
+    }
+    const struct primitives *primitives = NULL;
+    int status = isa_choose(options->isa, &primitives, error);
+    if (status) return status;
+    struct cpu_device *cpu = calloc(1, sizeof *cpu);
+    if (!cpu) return error_set(error, FATHOM_NO_MEMORY, "no memory for a device");
+    cpu->base.kernels = &cpu_kernels;
+    cpu->primitives = primitives;
+    cpu->max_rows = options->max_rows;
+    cpu->max_width = options->max_width;
+    snprintf(cpu->base.description, sizeof cpu->base.description, "cpu %s, %zu thread%s",
+             primitives->name, threads, threads == 1 ? "" : "s");
+    status = scratch_create(cpu, error);
+    if (!status) status = pool_create(threads, &cpu->pool, error);
+    if (status) {
+        cpu_close(&cpu->base);
+        return status;
+    }
+    *device = &cpu->base;
+    return FATHOM_OK;
+}
+
+enum dtype cpu_preferred_weights(const struct device *device) {
+    return ((const struct cpu_device *)device)->primitives->preferred_weights;
+}

@@ -1,0 +1,11 @@
+/* The inner loops for processors with avx512. */
+#if defined(__x86_64__)
+#include "kernels/cpu/vector_avx512.h"
+
+#define PRIMITIVES         primitives_avx512
+#define PRIMITIVES_NAME    "avx512"
+#define PRIMITIVES_WEIGHTS DTYPE_BF16
+#include "kernels/cpu/primitives.inc"
+#else
+typedef int primitives_need_x86; /* a file must declare something */
+#endif

@@ -1,0 +1,133 @@
+/* Sixteen floats in four registers of four, which every 64-bit processor has. This file also says
+ * what the operations mean; vector_avx2.h and vector_avx512.h give the same ones:
+ *
+ *   vec_load_some, vec_store_some  the first `lanes` lanes (16 if more); memory beyond is not
+ *                                  touched, lanes beyond are loaded as zero
+ *   vec_load_bf16                  the same from bf16
+ *   vec_fma(x, y, z)               x * y + z, rounded once if the processor can
+ *   vec_max, vec_min               y if either is NaN: put the value whose NaN must survive second
+ *   vec_select(lanes, x, y)        x where the lane's bit is set, else y
+ *   vec_scale2(x, n)               x * 2^n for integral n in -160..160, without overflow on the way
+ *   vec_sum, vec_largest           fold halves: lane i with i + 8, then + 4, + 2, + 1
+ *   vec_load_even, vec_load_odd    of 32 bf16: the even or odd ones
+ *
+ * GEMM_ROWS, GEMM_PANELS(rows), GEMM_TILES: the tiles of gemm.inc that fit into the registers. */
+/* clang-format off: one operation, one line */
+#include <stdint.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+#define GEMM_ROWS         2
+#define GEMM_PANELS(rows) ((rows) > 1 ? 1 : 2)
+#define GEMM_TILES(T)     T(1, 1) T(1, 2) T(2, 1)
+
+typedef float quad __attribute__((vector_size(16)));
+typedef uint32_t quad_bits __attribute__((vector_size(16)));
+
+typedef struct {
+    quad a, b, c, d;
+} vec;
+
+#define VEC_1(f, x)    (vec){f((x).a), f((x).b), f((x).c), f((x).d)}
+#define VEC_2(f, x, y) (vec){f((x).a, (y).a), f((x).b, (y).b), f((x).c, (y).c), f((x).d, (y).d)}
+
+INLINE quad quad_set(float x) { return (quad){x, x, x, x}; }
+INLINE quad quad_load(const float *p) {
+    quad x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+INLINE quad quad_add(quad x, quad y) { return x + y; }
+INLINE quad quad_sub(quad x, quad y) { return x - y; }
+INLINE quad quad_mul(quad x, quad y) { return x * y; }
+INLINE quad quad_div(quad x, quad y) { return x / y; }
+INLINE quad quad_select(quad_bits mask, quad x, quad y) {
+    return (quad)((mask & (quad_bits)x) | (~mask & (quad_bits)y));
+}
+INLINE quad quad_max(quad x, quad y) { return quad_select((quad_bits)(x > y), x, y); }
+INLINE quad quad_min(quad x, quad y) { return quad_select((quad_bits)(x < y), x, y); }
+
+INLINE vec vec_set(float x) {
+    quad q = quad_set(x);
+    return (vec){q, q, q, q};
+}
+INLINE vec vec_load(const float *p) {
+    return (vec){quad_load(p), quad_load(p + 4), quad_load(p + 8), quad_load(p + 12)};
+}
+INLINE vec vec_load_some(const float *p, size_t lanes) {
+    float some[16] = {0};
+    if (lanes < 16) p = memcpy(some, p, lanes * sizeof *p);
+    return vec_load(p);
+}
+INLINE vec vec_load_bf16(const uint16_t *p, size_t lanes) {
+    uint32_t bits[16] = {0};
+    vec x;
+    for (size_t i = 0; i < 16 && i < lanes; i++) bits[i] = (uint32_t)p[i] << 16;
+    memcpy(&x, bits, sizeof x);
+    return x;
+}
+INLINE void vec_store(float *p, vec x) { memcpy(p, &x, sizeof x); }
+INLINE void vec_store_some(float *p, vec x, size_t lanes) {
+    memcpy(p, &x, (lanes < 16 ? lanes : 16) * sizeof *p);
+}
+
+INLINE vec vec_add(vec x, vec y) { return VEC_2(quad_add, x, y); }
+INLINE vec vec_sub(vec x, vec y) { return VEC_2(quad_sub, x, y); }
+INLINE vec vec_mul(vec x, vec y) { return VEC_2(quad_mul, x, y); }
+INLINE vec vec_div(vec x, vec y) { return VEC_2(quad_div, x, y); }
+INLINE vec vec_fma(vec x, vec y, vec z) { return vec_add(vec_mul(x, y), z); }
+INLINE vec vec_max(vec x, vec y) { return VEC_2(quad_max, x, y); }
+INLINE vec vec_min(vec x, vec y) { return VEC_2(quad_min, x, y); }
+
+INLINE quad_bits lane_mask(unsigned lanes) {
+    quad_bits bit = {1, 2, 4, 8}, all = {lanes, lanes, lanes, lanes};
+    return (quad_bits)((all & bit) == bit);
+}
+INLINE vec vec_select(unsigned lanes, vec x, vec y) {
+    return (vec){quad_select(lane_mask(lanes), x.a, y.a),
+                 quad_select(lane_mask(lanes >> 4), x.b, y.b),
+                 quad_select(lane_mask(lanes >> 8), x.c, y.c),
+                 quad_select(lane_mask(lanes >> 12), x.d, y.d)};
+}
+
+/* Two factors, because 2^n alone may be no normal number. Adding 1.5 * 2^23 leaves n in the low
+ * bits; unlike a conversion, that is defined for NaN. */
+INLINE quad quad_scale2(quad x, quad n) {
+    quad shift = quad_set(0x1.8p23f);
+    quad_bits bias = {127, 127, 127, 127};
+    quad first = n * 0.5f + shift - shift, second = n - first;
+    quad_bits f = (quad_bits)(first + shift) - (quad_bits)shift;
+    quad_bits s = (quad_bits)(second + shift) - (quad_bits)shift;
+    return x * (quad)((f + bias) << 23) * (quad)((s + bias) << 23);
+}
+INLINE vec vec_scale2(vec x, vec n) { return VEC_2(quad_scale2, x, n); }
+
+INLINE float vec_sum(vec x) {
+    quad four = (x.a + x.c) + (x.b + x.d);
+    return (four[0] + four[2]) + (four[1] + four[3]);
+}
+INLINE float largest(float x, float y) { return x > y ? x : y; }
+INLINE float vec_largest(vec x) {
+    quad four = quad_max(quad_max(x.a, x.c), quad_max(x.b, x.d));
+    return largest(largest(four[0], four[2]), largest(four[1], four[3]));
+}
+
+INLINE quad quad_load_even(const uint16_t *p) {
+    quad_bits bits;
+    memcpy(&bits, p, sizeof bits);
+    return (quad)(bits << 16);
+}
+INLINE quad quad_load_odd(const uint16_t *p) {
+    quad_bits bits;
+    memcpy(&bits, p, sizeof bits);
+    return (quad)(bits & 0xffff0000);
+}
+INLINE vec vec_load_even(const uint16_t *p) {
+    return (vec){quad_load_even(p), quad_load_even(p + 8), quad_load_even(p + 16),
+                 quad_load_even(p + 24)};
+}
+INLINE vec vec_load_odd(const uint16_t *p) {
+    return (vec){quad_load_odd(p), quad_load_odd(p + 8), quad_load_odd(p + 16),
+                 quad_load_odd(p + 24)};
+}

@@ -1,0 +1,22 @@
+/* Choice of a backend by name. */
+#include "kernels/kernels.h"
+
+#include "kernels/cpu/cpu.h"
+
+#include <string.h>
+
+int device_open(const struct device_options *options, struct device **device, struct error *error) {
+    const char *name = options->name ? options->name : "auto";
+    *device = NULL;
+    if (!strcmp(name, "auto") || !strcmp(name, "cpu")) return cpu_open(options, device, error);
+    if (!strncmp(name, "cuda", 4)) {
+        return error_set(error, FATHOM_UNSUPPORTED,
+                         "device \"%.32s\": this build has no CUDA; use \"cpu\" or \"auto\"", name);
+    }
+    return error_set(error, FATHOM_INVALID, "device \"%.32s\" is unknown; use \"auto\" or \"cpu\"",
+                     name);
+}
+
+enum dtype device_preferred_weights(const struct device *device) {
+    return cpu_preferred_weights(device);
+}
