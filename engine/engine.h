@@ -17,6 +17,8 @@
 #define TIER_NAME_MAX 32
 #define TIERS_MAX     16
 
+#define STEP_ROWS_MAX 8192 /* model_options.max_step_rows is at most that */
+
 enum weight_type { WEIGHTS_AUTO, WEIGHTS_F32, WEIGHTS_BF16 };
 enum kv_policy { KV_COMPUTE, KV_OMIT };
 
@@ -109,6 +111,12 @@ bool tokenizer_adds_bos(
 int32_t tokenizer_bos(const struct tokenizer *tokenizer);
 int32_t tokenizer_eos(const struct tokenizer *tokenizer);
 
+/* How the checkpoint wants a chat written: chat_format of tokenizer_config.json, a name; and the
+ * (default) chat template, unread, from chat_template.jinja or tokenizer_config.json. NULL if there
+ * is none. */
+const char *tokenizer_chat_format(const struct tokenizer *tokenizer);
+const char *tokenizer_chat_template(const struct tokenizer *tokenizer);
+
 /* ---- Engine -------------------------------------------------------------------------------------
  * One thread owns sequences, KV blocks and the scheduler. Other threads talk to it by message. */
 
@@ -120,12 +128,12 @@ int32_t tokenizer_eos(const struct tokenizer *tokenizer);
 #define BODY_GATHER      2 /* tests: pack, run, scatter */
 
 struct engine_options {
-    size_t kv_budget;     /* bytes of the KV arena, all of it taken and touched at start */
+    /* At most so many bytes of KV cache, allocated at start; less when max_sequences of full context
+     * need less. Its pages are touched from the front, which is used first. */
+    size_t kv_budget;
     size_t max_sequences; /* running at once, and never more than max_step_rows; 0: 256 */
-    size_t
-        queue_limit; /* requests accepted and not yet finished beyond the running ones; 0: 1024 */
-    size_t prefill_chunk; /* most prompt tokens of one sequence in a step; 0: no limit but the
-                             step's rows */
+    size_t queue_limit;   /* unfinished requests accepted beyond max_sequences; 0: 1024 */
+    size_t prefill_chunk; /* most prompt tokens of one sequence in a step; 0: the step's rows */
     int body;             /* BODY_* */
     /* Called from the engine thread when there are new events; must not block (uv_async_send is
      * meant). */
@@ -204,7 +212,6 @@ struct engine_event {
     struct engine_usage usage;                  /* EVENT_FINISHED */
 };
 
-#define STEP_TIME_BUCKETS 24
 
 /* A snapshot for metrics; counters only grow. */
 struct engine_stats {
@@ -234,8 +241,8 @@ int engine_create(struct model *model, const struct engine_options *options, str
 void engine_destroy(struct engine *engine);
 
 /* Any one thread at a time. 0, FATHOM_INVALID (error names the field), FATHOM_FULL (queue), or
- * FATHOM_NO_MEMORY when prompt + max_tokens could never fit the KV budget. Never blocks on a step.
- */
+ * FATHOM_TOO_LARGE when prompt + max_tokens could never fit the KV budget, or FATHOM_NO_MEMORY.
+ * Never blocks on a step. */
 int engine_submit(struct engine *engine, const struct engine_request *request, struct error *error);
 
 /* The request's EVENT_FINISHED follows within one step (FINISH_CANCELLED unless it finished
@@ -259,7 +266,6 @@ size_t engine_max_sequence(const struct engine *engine);
 struct evaluation {
     size_t tokens;              /* predicted tokens */
     double perplexity;          /* exp(mean negative log-likelihood, natural) */
-    double bits_per_byte;       /* 0 when unknown */
     double attn_skip, mlp_skip; /* shares of sub-layers x rows */
     double flops_skip;          /* share of what skips can save, in FLOPs: what target_skip means */
     double flops_per_token, flops_per_token_full; /* of the blocks, executed and at full depth */
@@ -299,8 +305,10 @@ struct calibration {
 };
 
 /* Finds thresholds for every target (nag.md section 3), measures each tier, and writes depth.json
- * into the checkpoint folder (atomically). The default tier and the KV policy stay as they are.
- * Uses the model directly: no engine may be running on it. */
+ * into the checkpoint folder (atomically). The KV policy stays as it is, the default tier too if its
+ * name is among the targets (else it is "full"). Uses the model directly, and leaves the new
+ * thresholds in force: no engine may be running on it, and after an error it should be loaded
+ * again. */
 int model_calibrate(struct model *model, const struct calibration *calibration,
                     struct error *error);
 

@@ -70,7 +70,7 @@ int cmd_serve(int argc, char **argv) {
          "prompt tokens of one request per step, 0 for any (0)", &s->engine.prefill_chunk, 0,
          1048576},
         {"max-step-rows", 0, FLAG_COUNT, "N", "rows of one step, 0 for 256 (0)",
-         &s->model.max_step_rows, 0, 65536},
+         &s->model.max_step_rows, 0, STEP_ROWS_MAX},
         MODEL_FLAGS(values.model),
         {"api-key-file", 0, FLAG_TEXT, "FILE",
          "keys, one a line; FATHOM_API_KEY may hold one (none)", &s->api_key_file, 0, 0},

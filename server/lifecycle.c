@@ -161,15 +161,15 @@ int lifecycle_start(struct server *server, struct error *error) {
     uv_signal_t *const signals[] = {&lifecycle->terminate, &lifecycle->interrupt};
     static const int numbers[] = {SIGTERM, SIGINT};
     lifecycle->loaded.data = server;
-    uv_async_init(&server->loop, &lifecycle->loaded, on_loaded);
-    for (size_t i = 0; i < 2; i++) {
-        uv_signal_init(&server->loop, signals[i]);
+    int result = uv_async_init(&server->loop, &lifecycle->loaded, on_loaded);
+    for (size_t i = 0; result == 0 && i < 2; i++) {
+        result = uv_signal_init(&server->loop, signals[i]);
         signals[i]->data = server;
-        uv_signal_start(signals[i], on_signal, numbers[i]);
+        if (result == 0) result = uv_signal_start(signals[i], on_signal, numbers[i]);
     }
-    int result = uv_thread_create(&lifecycle->loader.thread, loader_run, server);
+    if (result == 0) result = uv_thread_create(&lifecycle->loader.thread, loader_run, server);
     if (result != 0) {
-        return error_set(error, FATHOM_IO, "cannot start a thread: %s", uv_strerror(result));
+        return error_set(error, FATHOM_IO, "cannot start the server: %s", uv_strerror(result));
     }
     lifecycle->loader_running = true;
     return 0;

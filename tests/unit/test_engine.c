@@ -327,7 +327,7 @@ static void test_every_field_is_checked(void **state) {
     REFUSED(FATHOM_INVALID, "prompt[9]", bad.prompt[9] = 64);
     REFUSED(FATHOM_INVALID, "max_tokens", r->max_tokens = CONTEXT - 9);
     REFUSED(FATHOM_INVALID, "max_tokens", r->max_tokens = SIZE_MAX);
-    REFUSED(FATHOM_NO_MEMORY, "max_tokens", r->max_tokens = 55);
+    REFUSED(FATHOM_TOO_LARGE, "max_tokens", r->max_tokens = 55);
     REFUSED(FATHOM_INVALID, "min_tokens", r->min_tokens = 11);
     REFUSED(FATHOM_INVALID, "stop_token_count", r->stop_token_count = STOP_TOKENS_MAX + 1);
     REFUSED(FATHOM_INVALID, "stop_tokens is", r->stop_token_count = 1; r->stop_tokens = NULL);
