@@ -1,4 +1,4 @@
-/* Finds the thresholds of every tier: nag.md section 3.
+/* Finds the thresholds of every tier: models/nag.md section 3.
  *
  * One number decides a tier: tau, a size of step; a sub-layer is skipped where |g| < tau. tau is
  * the quantile of |g|, pooled over sub-layers and tokens with the FLOPs that a skip saves as
@@ -160,7 +160,8 @@ static int check_calibration(const struct calibration *calibration, struct error
     return 0;
 }
 
-/* The table to be, with "full" first and no thresholds yet: wrong names are found before the rounds. */
+/* The table to be, with "full" first and no thresholds yet: wrong names are found before the
+ * rounds. */
 static int table_create(const struct model *model, const struct calibration *calibration,
                         struct depth_table *table, struct error *error) {
     const struct model_info *info = &model->info;

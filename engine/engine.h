@@ -11,8 +11,7 @@
 
 #include "base/base.h"
 
-/* ---- Model -------------------------------------------------------------------------------------
- */
+/* ---- Model ----------------------------------------------------------------------------------- */
 
 #define TIER_NAME_MAX 32
 #define TIERS_MAX     16
@@ -63,7 +62,7 @@ struct model_info {
     /* FLOPs of the blocks per token (no head): every sub-layer run, at a context of T tokens is
      * flops_fixed + flops_attn + flops_mlp + T * flops_attn_per_context, summed over blocks.
      * A skipped attention saves its share of flops_attn and of the context term; a skipped MLP its
-     * share of flops_mlp. (nag.md section 2) */
+     * share of flops_mlp. (models/nag.md section 2) */
     double flops_fixed, flops_attn, flops_attn_per_context, flops_mlp;
 };
 
@@ -128,8 +127,8 @@ const char *tokenizer_chat_template(const struct tokenizer *tokenizer);
 #define BODY_GATHER      2 /* tests: pack, run, scatter */
 
 struct engine_options {
-    /* At most so many bytes of KV cache, allocated at start; less when max_sequences of full context
-     * need less. Its pages are touched from the front, which is used first. */
+    /* At most so many bytes of KV cache, allocated at start; less when max_sequences of full
+     * context need less. Its pages are touched from the front, which is used first. */
     size_t kv_budget;
     size_t max_sequences; /* running at once, and never more than max_step_rows; 0: 256 */
     size_t queue_limit;   /* unfinished requests accepted beyond max_sequences; 0: 1024 */
@@ -176,8 +175,8 @@ struct engine_request {
 };
 
 enum engine_event_kind {
-    EVENT_PROMPT,   /* a prompt token, in order from position 0 (which has no logprob); scored without
-                       bias and penalties */
+    EVENT_PROMPT,   /* a prompt token, in order from position 0 (which has no logprob); scored
+                       without bias and penalties */
     EVENT_TOKEN,    /* a generated token, in order; a stop or end-of-text token is reported too */
     EVENT_FINISHED, /* exactly one per accepted request, the last */
 };
@@ -218,15 +217,16 @@ struct engine_stats {
     size_t running, waiting;
     size_t kv_blocks_used, kv_blocks_total;
     size_t kv_bytes_used, kv_bytes_budget;
-    uint64_t prompt_tokens,
-        generated_tokens; /* prompt rows executed (recomputed ones too), tokens drawn */
+    uint64_t prompt_tokens;    /* prompt rows executed, recomputed ones too */
+    uint64_t generated_tokens; /* tokens drawn */
     uint64_t steps, step_rows, preemptions, cancelled;
     uint64_t attn_run[TIERS_MAX], attn_skipped[TIERS_MAX]; /* sub-layers x rows */
     uint64_t mlp_run[TIERS_MAX], mlp_skipped[TIERS_MAX];
     uint64_t body_none, body_dense, body_gather; /* sub-layer executions by body */
     uint64_t step_ns_total, step_ns_last;
-    uint64_t last_step_at_ns; /* time_now_ns() at the end of the last step, or when an idle engine woke for
-                                 the next one; 0 before the first */
+    /* time_now_ns() at the end of the last step, or when an idle engine woke for the next one; 0
+     * before the first */
+    uint64_t last_step_at_ns;
     bool idle;                /* nothing to run */
 };
 
@@ -260,8 +260,7 @@ void engine_get_stats(struct engine *engine, struct engine_stats *stats);
 /* Most tokens that one sequence can hold under the KV budget (at most the context). */
 size_t engine_max_sequence(const struct engine *engine);
 
-/* ---- Measuring ----------------------------------------------------------------------------------
- */
+/* ---- Measuring ------------------------------------------------------------------------------- */
 
 struct evaluation {
     size_t tokens;              /* predicted tokens */
@@ -304,11 +303,11 @@ struct calibration {
     void *progress_context;
 };
 
-/* Finds thresholds for every target (nag.md section 3), measures each tier, and writes depth.json
- * into the checkpoint folder (atomically). The KV policy stays as it is, the default tier too if its
- * name is among the targets (else it is "full"). Uses the model directly, and leaves the new
- * thresholds in force: no engine may be running on it, and after an error it should be loaded
- * again. */
+/* Finds thresholds for every target (models/nag.md section 3), measures each tier, and writes
+ * depth.json into the checkpoint folder (atomically). The KV policy stays as it is, the default
+ * tier too if its name is among the targets (else it is "full"). Uses the model directly, and
+ * leaves the new thresholds in force: no engine may be running on it, and after an error it should
+ * be loaded again. */
 int model_calibrate(struct model *model, const struct calibration *calibration,
                     struct error *error);
 

@@ -13,7 +13,7 @@
 /* Between two progress lines. */
 #define PROGRESS_PERCENT 10
 
-/* ---- Loading --------------------------------------------------------------------------- */
+/* ---- Loading --------------------------------------------------------------------------------- */
 
 /* Loading thread. */
 static void on_progress(void *context, double fraction, const char *phase) {
@@ -112,7 +112,7 @@ static void on_loaded(uv_async_t *async) {
     log_announce(&server->log, "ready");
 }
 
-/* ---- Signals and draining -------------------------------------------------------------- */
+/* ---- Signals and draining -------------------------------------------------------------------- */
 
 static void on_signal(uv_signal_t *handle, int number) {
     struct server *server = handle->data;
@@ -154,7 +154,7 @@ void lifecycle_sweep(struct server *server) {
     }
 }
 
-/* ---- Start and stop -------------------------------------------------------------------- */
+/* ---- Start and stop -------------------------------------------------------------------------- */
 
 int lifecycle_start(struct server *server, struct error *error) {
     struct lifecycle *lifecycle = &server->lifecycle;

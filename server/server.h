@@ -1,8 +1,8 @@
 /* The process that serves: one libuv loop on the main thread, one engine thread, one struct.
  *
- * Everything in struct server belongs to the loop thread, but for `lifecycle.loader` while it loads (its thread
- * writes `log` too).
- */
+ * Everything in struct server belongs to the loop thread, but for `lifecycle.loader` while it loads
+ * (its thread writes `log` too).
+ * */
 #ifndef FATHOM_SERVER_H
 #define FATHOM_SERVER_H
 

@@ -2,9 +2,9 @@
  * large page and more ask for large pages, which saves most of the address look-ups.
  *
  * The first touch of a page can cost ten microseconds and more, seconds for a KV cache. A large
- * buffer is therefore touched at its front when it is created, and behind that by a thread of its own
- * while the caller goes on; blocks are handed out from the front, so a step rarely meets a page that
- * was not touched. */
+ * buffer is therefore touched at its front when it is created, and behind that by a thread of its
+ * own while the caller goes on; blocks are handed out from the front, so a step rarely meets a page
+ * that was not touched. */
 #include "kernels/cpu/cpu.h"
 
 #include <errno.h>

@@ -7,7 +7,7 @@
 
 enum { REQUESTS = 33 };
 
-/* ---- A request is the same whatever happens around it ---- */
+/* ---- A request is the same whatever happens around it ---------------------------------------- */
 
 static void check_same_event(const struct engine_event *a, const struct engine_event *b) {
     assert_int_equal(a->token, b->token);
@@ -150,7 +150,7 @@ static void test_same_answer_with_end_of_text(void **state) {
     check_invariance("with-tokenizer");
 }
 
-/* ---- Ends ---- */
+/* ---- Ends ------------------------------------------------------------------------------------ */
 
 static void test_stop_tokens_and_end_of_text(void **state) {
     (void)state;
@@ -293,7 +293,7 @@ static void test_scoring_agrees_with_evaluation(void **state) {
     model_destroy(model);
 }
 
-/* ---- Refusals ---- */
+/* ---- Refusals -------------------------------------------------------------------------------- */
 
 static void test_every_field_is_checked(void **state) {
     (void)state;
