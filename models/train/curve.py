@@ -32,7 +32,7 @@ def measure_rates(args):
         shutil.copytree(args.model, copy)
         targets = ",".join(f"r{round(100 * rate):02}={rate}" for rate in RATES)
         command = [args.fathom, "calibrate", copy, "--text", args.fit, "--target", targets]
-        subprocess.run(command + ["--max-tokens", "32768", "--measure-tokens", "4096"], check=True)
+        subprocess.run(command + ["--max-tokens", "16384", "--measure-tokens", "4096"], check=True)
         return evaluate(args.fathom, copy, args.text, args.tokens)
 
 

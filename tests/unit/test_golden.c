@@ -171,6 +171,45 @@ static void agrees_with_reference(void **state) {
     }
 }
 
+/* The bundled model: two prompts at every tier. Its weights are bf16 on disk, so f32 is exact. */
+static void bundled_model_agrees(void **state) {
+    enum { PROMPTS = 2, LENGTH = 96, LAST = 8 };
+    (void)state;
+    struct error error = {0};
+    struct model_options options = {.weights = WEIGHTS_F32, .threads = 2};
+    struct safetensors expected;
+    golden_expected("fathom-tiny", &expected);
+    struct run run = {.model = golden_model(FATHOM_SOURCE "/models/fathom-tiny", &options)};
+    must(window_runner_create(run.model, 0, &run.runner, &error), &error);
+    const struct depth_table *depth = checkpoint_depth(run.model->checkpoint);
+    size_t vocab = run.model->config.vocab, cells = LENGTH * run.model->info.sublayers;
+    assert_int_equal(depth->tier_count, 4);
+    for (size_t i = 0; i < PROMPTS * depth->tier_count; i++) {
+        size_t prompt = i % PROMPTS, tier = i / PROMPTS;
+        char name[64];
+        run.count = LENGTH;
+        snprintf(name, sizeof name, "tokens.%zu", prompt);
+        golden_copy(&expected, name, run.tokens, LENGTH * sizeof(int32_t));
+        struct trace want = trace_create(&run), got = run_tokens(&run, tier, 17, BODY_AUTO);
+        snprintf(name, sizeof name, "logits.%s.%zu", depth->tiers[tier].name, prompt);
+        golden_copy(&expected, name, want.logits + (LENGTH - LAST) * vocab,
+                    LAST * vocab * sizeof(float));
+        memcpy(want.logits, got.logits, (LENGTH - LAST) * vocab * sizeof(float)); /* not stored */
+        snprintf(name, sizeof name, "mix.%s.%zu", depth->tiers[tier].name, prompt);
+        golden_copy(&expected, name, want.mix, cells * sizeof(float));
+        snprintf(name, sizeof name, "run.%s.%zu", depth->tiers[tier].name, prompt);
+        golden_copy(&expected, name, want.run, cells);
+        snprintf(name, sizeof name, "s.%s.%zu", depth->tiers[tier].name, prompt);
+        golden_copy(&expected, name, want.log_norm, LENGTH * sizeof(float));
+        compare_traces(&run, &got, &want, depth->theta + tier * depth->sublayers,
+                       depth->tiers[tier].name);
+        trace_free(&want);
+        trace_free(&got);
+    }
+    safetensors_close(&expected);
+    run_close(&run);
+}
+
 /* ---- Bit for bit
  * ------------------------------------------------------------------------------------ */
 
@@ -256,6 +295,7 @@ static void extremes(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(agrees_with_reference),
+        cmocka_unit_test(bundled_model_agrees),
         cmocka_unit_test(chunks_and_bodies_change_no_bit),
         cmocka_unit_test(threads_change_no_bit),
         cmocka_unit_test(extremes),
