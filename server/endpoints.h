@@ -22,4 +22,6 @@ void ready_handle(struct exchange *exchange);
 void metrics_handle(struct exchange *exchange);
 void version_handle(struct exchange *exchange);
 
+void openapi_handle(struct exchange *exchange); /* openapi.c */
+
 #endif

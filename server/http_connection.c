@@ -236,6 +236,7 @@ static void connection_answer_failure(struct connection *connection, int status,
     struct api_error error;
     api_error_set(&error, status, NULL, NULL, "%s", message);
     error.never_retry = status == 501 || status == 505; /* the same bytes will not do better */
+    exchange->allow = ROUTER_METHODS;                   /* of a 405 */
     exchange_answer_error(exchange, &error);
 }
 

@@ -72,7 +72,7 @@ static enum http_progress parser_end_head(struct http_parser *parser) {
     parser->framing.data = parser;
     llhttp_errno_t result = llhttp_execute(&parser->framing, head->bytes, head->length);
     if (result == HPE_INVALID_METHOD || parser->framing.method == HTTP_CONNECT) {
-        return parser_fail(parser, 501, "the request method is not implemented");
+        return parser_fail(parser, 405, "there is no such request method here");
     }
     if (result != HPE_OK && !parser->message_complete) {
         return parser_fail(parser, 400, llhttp_get_error_reason(&parser->framing));

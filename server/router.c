@@ -27,6 +27,7 @@ static const struct route routes[] = {
     {"/ready", false, false, true, NEEDS_READY, ready_handle},
     {"/metrics", false, false, false, NEEDS_NOTHING, metrics_handle},
     {"/version", false, false, false, NEEDS_NOTHING, version_handle},
+    {"/openapi.json", false, false, false, NEEDS_NOTHING, openapi_handle},
 };
 
 static const struct route *route_find(struct http_slice path) {
@@ -109,7 +110,7 @@ void router_admit(struct exchange *exchange) {
     bool is_everything = is_options && http_slice_equals(path, "*");
     admit_origin(exchange);
     exchange->ignores_body = true;
-    exchange->allow = "GET, HEAD, POST, OPTIONS";
+    exchange->allow = ROUTER_METHODS;
     if (!route && !is_everything) {
         api_error_set(&exchange->refusal, 404, NULL, NULL, "there is no path '%.*s' here",
                       (int)(path.length < 128 ? path.length : 128), path.data);

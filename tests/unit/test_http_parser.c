@@ -126,9 +126,9 @@ static void test_refused_lines(void **state) {
     check("GET / http/1.1\r\n" HOST "\r\n", "400");
     check("GET / HTTP/1.1x\r\n" HOST "\r\n", "400");
     check("G@T / HTTP/1.1\r\n" HOST "\r\n", "400");
-    check("get / HTTP/1.1\r\n" HOST "\r\n", "501");
-    check("FETCH / HTTP/1.1\r\n" HOST "\r\n", "501");
-    check("CONNECT /x HTTP/1.1\r\n" HOST "\r\n", "501");
+    check("get / HTTP/1.1\r\n" HOST "\r\n", "405");
+    check("FETCH / HTTP/1.1\r\n" HOST "\r\n", "405");
+    check("CONNECT /x HTTP/1.1\r\n" HOST "\r\n", "405");
     check("PRI * HTTP/2.0\r\n\r\n", "505");
     check("GET / HTTP/1.2\r\n" HOST "\r\n", "505");
     check("GET / HTTP/0.9\r\n" HOST "\r\n", "505");
