@@ -63,7 +63,8 @@ static int load_check(struct bench *bench, struct error *error) {
                          "--api-key must consist of printable characters without spaces");
     }
     if (settings->requests == 0 && settings->duration <= 0)
-        return error_set(error, FATHOM_INVALID, "one of --requests and --duration must be set");
+        return error_set(error, FATHOM_INVALID,
+                         "--requests and --duration are both 0: the run would never end");
     if (settings->sweep) return 0;
     if (settings->rate) return list_parse("rate", settings->rate, false, 1e6, bench, error);
     return list_parse("concurrency", settings->concurrency ? settings->concurrency : "8", true,

@@ -24,13 +24,20 @@ static double rate(uint64_t count, double seconds) {
     return seconds > 0 ? (double)count / seconds : 0;
 }
 
-static void print_milliseconds(FILE *out, const char *name, const struct distribution *d) {
-    if (d->count == 0) {
-        fprintf(out, "  %-10s %10s\n", name, "-");
-        return;
-    }
-    fprintf(out, "  %-10s %10.2f %10.2f %10.2f %10.2f\n", name, d->mean * 1e3, d->p50 * 1e3,
-            d->p90 * 1e3, d->p99 * 1e3);
+static void print_milliseconds(FILE *out, double seconds) {
+    if (isfinite(seconds))
+        fprintf(out, " %10.2f", seconds * 1e3);
+    else
+        fprintf(out, " %10s", "-");
+}
+
+static void print_distribution(FILE *out, const char *name, const struct distribution *d) {
+    fprintf(out, "  %-10s", name);
+    print_milliseconds(out, d->mean);
+    print_milliseconds(out, d->p50);
+    print_milliseconds(out, d->p90);
+    print_milliseconds(out, d->p99);
+    fprintf(out, "\n");
 }
 
 static void print_failures(FILE *out, const struct run_records *records,
@@ -59,10 +66,10 @@ static void print_point(const struct report *report, const struct run_result *po
                 rate(all.good, point->seconds), all.good, point->records.count - all.cancelled,
                 report->settings->slo);
     fprintf(out, "  %-10s %10s %10s %10s %10s\n", "ms", "mean", "p50", "p90", "p99");
-    print_milliseconds(out, "TTFT", &all.ttft);
-    print_milliseconds(out, "TPOT", &all.tpot);
-    print_milliseconds(out, "ITL", &all.itl);
-    print_milliseconds(out, "E2E", &all.latency);
+    print_distribution(out, "TTFT", &all.ttft);
+    print_distribution(out, "TPOT", &all.tpot);
+    print_distribution(out, "ITL", &all.itl);
+    print_distribution(out, "E2E", &all.latency);
     if (point->held)
         fprintf(out, "  %zu requests waited for --max-in-flight; their wait is in the latency\n",
                 point->held);
@@ -73,15 +80,18 @@ static void print_point(const struct report *report, const struct run_result *po
 
 static void print_tiers(const struct report *report, const struct run_result *point, FILE *out) {
     if (point->records.tier_count < 2) return;
-    fprintf(out, "  %-16s %9s %7s %9s %9s %11s %11s %11s\n", "tier", "completed", "failed", "req/s",
+    fprintf(out, "  %-16s %9s %7s %9s %9s %10s %10s %10s\n", "tier", "completed", "failed", "req/s",
             "output/s", "TTFT p50", "TPOT p50", "E2E p50");
     for (size_t i = 0; i < point->records.tier_count; i++) {
         struct summary tier = summary_of(&point->records, (int)i, point->seconds, &report->slo);
         const char *name = point->records.tiers[i];
-        fprintf(out, "  %-16s %9zu %7zu %9.2f %9.1f %8.2f ms %8.2f ms %8.2f ms\n",
-                *name ? name : "(none named)", tier.completed, tier.failed,
-                rate(tier.completed, point->seconds), rate(tier.output_tokens, point->seconds),
-                tier.ttft.p50 * 1e3, tier.tpot.p50 * 1e3, tier.latency.p50 * 1e3);
+        fprintf(out, "  %-16s %9zu %7zu %9.2f %9.1f", *name ? name : "(none named)", tier.completed,
+                tier.failed, rate(tier.completed, point->seconds),
+                rate(tier.output_tokens, point->seconds));
+        print_milliseconds(out, tier.ttft.p50);
+        print_milliseconds(out, tier.tpot.p50);
+        print_milliseconds(out, tier.latency.p50);
+        fprintf(out, "\n");
     }
 }
 
@@ -91,10 +101,12 @@ static void print_overview(const struct report *report, FILE *out) {
     for (size_t i = 0; i < report->point_count; i++) {
         const struct run_result *point = &report->points[i];
         struct summary all = summary_of(&point->records, -1, point->seconds, &report->slo);
-        fprintf(out, "%-20s %10.2f %10.1f %10.2f %10.2f %10.2f %7zu%s%s\n", point->label,
-                rate(all.completed, point->seconds), rate(all.output_tokens, point->seconds),
-                all.ttft.p50 * 1e3, all.latency.p50 * 1e3, all.latency.p99 * 1e3, all.failed,
-                (int)i == report->knee ? "  <- the knee" : "",
+        fprintf(out, "%-20s %10.2f %10.1f", point->label, rate(all.completed, point->seconds),
+                rate(all.output_tokens, point->seconds));
+        print_milliseconds(out, all.ttft.p50);
+        print_milliseconds(out, all.latency.p50);
+        print_milliseconds(out, all.latency.p99);
+        fprintf(out, " %7zu%s%s\n", all.failed, (int)i == report->knee ? "  <- the knee" : "",
                 point->invalid[0] ? "  NOT VALID" : "");
     }
 }

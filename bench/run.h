@@ -39,7 +39,7 @@ struct run_result {
     size_t started, held; /* held: requests that waited for --max-in-flight */
     size_t connects;
     double lag_p99, lag_max; /* seconds that our own timer came late */
-    double busy;             /* share of the time that our loop was not waiting, 0 to 1 */
+    double busy;             /* processor time of this thread / seconds */
     bool interrupted;        /* by SIGINT or SIGTERM */
     char invalid[160];       /* why the figures are not the server's; empty: they are */
 };

@@ -193,8 +193,8 @@ def test_the_same_seed_asks_the_same(endpoint):
     asked = []
     for seed in (1, 1, 2):
         server = endpoint(stream_answer)
-        bench(server.url, "--model", "m", "-c", 1, "-n", 10, "-i", "exponential:20", "-q", "a:1,b:1",
-              "--seed", seed, "--extra-body", '{"user": "x"}')
+        bench(server.url, "--model", "m", "-c", 1, "-n", 10, "-i", "exponential:20", "-q",
+              "a:1,b:1", "--seed", seed, "--extra-body", '{"user": "x"}')
         assert all(body["user"] == "x" for body in server.bodies)
         asked.append(server.bodies)
     assert asked[0] == asked[1] != asked[2]
@@ -400,8 +400,8 @@ def test_a_sweep_finds_a_knee(endpoint, tmp_path):
 
 
 def test_wrong_flags():
-    for flags in (["--rate", "0"], ["--rate", "x"], ["--concurrency", "1.5"], ["--sweep", "-c", "1"],
-                  ["--requests", "0"], ["--slo", "ttft"], ["--arrivals", "now"],
+    for flags in (["--rate", "0"], ["--rate", "x"], ["--concurrency", "1.5"],
+                  ["--sweep", "-c", "1"], ["--requests", "0"], ["--slo", "ttft"], ["--arrivals", "now"],
                   ["--input-tokens", "0"], ["--quality", "a:0"], ["--api-key", "a\r\nb"]):
         done = subprocess.run(command("http://127.0.0.1:1", "--model", "m", *flags),
                               capture_output=True, text=True, timeout=60, env=environment())
