@@ -27,7 +27,8 @@ static const char style[] =
     "h1{font-size:1.5rem;margin:0}h2{font-size:1.1rem;margin:2rem 0 .5rem}"
     "p{margin:.3rem 0;color:var(--soft)}"
     ".wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
-    "th,td{padding:.25rem .7rem;text-align:right;border-bottom:1px solid var(--line)}"
+    "th,td{padding:.25rem .7rem;text-align:right;white-space:nowrap;border-bottom:1px solid "
+    "var(--line)}"
     "th:first-child,td:first-child{text-align:left}th{font-weight:600}"
     ".bad{color:var(--b)}svg{width:100%;max-width:720px;height:auto;display:block}"
     "svg text{fill:var(--soft);font:12px system-ui,sans-serif}"
@@ -260,9 +261,8 @@ static void write_row(const struct report *report, size_t index, const struct su
     html_milliseconds(out, all->itl.p99);
     html_milliseconds(out, all->latency.p50);
     html_milliseconds(out, all->latency.p99);
-    text_append_string(out, point->invalid[0] ? "<td class=\"bad\">" : "<td>");
-    html_text(out, point->invalid[0] ? point->invalid : "yes");
-    text_append_string(out, "</td></tr>\n");
+    text_append_string(out, point->invalid[0] ? "<td class=\"bad\">no</td></tr>\n"
+                                              : "<td>yes</td></tr>\n");
 }
 
 static void write_table(const struct report *report, const struct summary *all,
@@ -274,6 +274,14 @@ static void write_table(const struct report *report, const struct summary *all,
                             "<th>p99</th><th>E2E p50</th><th>p99</th><th>valid</th></tr>\n");
     for (size_t i = 0; i < report->point_count; i++) write_row(report, i, &all[i], out);
     text_append_string(out, "</table></div>\n");
+    for (size_t i = 0; i < report->point_count; i++) {
+        if (!report->points[i].invalid[0]) continue;
+        text_append_string(out, "<p class=\"bad\">Not valid: ");
+        html_text(out, report->points[i].label);
+        text_append_string(out, ": ");
+        html_text(out, report->points[i].invalid);
+        text_append_string(out, "</p>\n");
+    }
 }
 
 void report_write_html(const struct report *report, struct text_buffer *out) {
