@@ -14,6 +14,7 @@ int cmd_generate(int argc, char **argv);
 int cmd_eval(int argc, char **argv);
 int cmd_calibrate(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
+int cmd_bench(int argc, char **argv);
 
 /* How a model is loaded. Put MODEL_FLAGS(variable) into the command's table of flags. */
 struct model_flags {

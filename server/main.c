@@ -14,6 +14,7 @@ static const struct {
     {"eval", cmd_eval, "perplexity, skip rates and FLOPs of a text, per tier"},
     {"calibrate", cmd_calibrate, "find the tiers' thresholds and write depth.json"},
     {"inspect", cmd_inspect, "what a checkpoint is, its memory and its tiers"},
+    {"bench", cmd_bench, "put load on any OpenAI-compatible server and measure it"},
 };
 enum { COMMAND_COUNT = sizeof commands / sizeof *commands };
 

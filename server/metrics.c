@@ -20,7 +20,7 @@ static const struct {
 };
 
 void metrics_init(struct metrics *metrics) {
-    *metrics = (struct metrics){0};
+    *metrics = (struct metrics){.loop_lag = {.edges = EDGES_FIRST_TOKEN}};
     for (size_t i = 0; i < TIERS_MAX; i++) {
         struct request_metrics *tier = &metrics->tiers[i];
         tier->time_to_first_token.edges = EDGES_FIRST_TOKEN;
@@ -153,21 +153,23 @@ static void page_finished(struct page *page) {
     }
 }
 
-static void page_histogram_of_tier(struct page *page, const char *name, const char *tier,
-                                   const struct histogram *histogram) {
+/* `tier` NULL: a histogram of the whole process. */
+static void page_histogram(struct page *page, const char *name, const char *tier,
+                           const struct histogram *histogram) {
+    const char *label = tier ? "quality" : NULL;
     char line_name[96], edge[32];
     uint64_t cumulative = 0;
     snprintf(line_name, sizeof line_name, "%s_bucket", name);
     for (size_t i = 0; i < edges[histogram->edges].count; i++) {
         cumulative += histogram->counts[i];
         snprintf(edge, sizeof edge, "%.15g", edges[histogram->edges].values[i]);
-        page_line(page, line_name, (double)cumulative, "quality", tier, "le", edge);
+        page_line(page, line_name, (double)cumulative, label, tier, "le", edge);
     }
-    page_line(page, line_name, (double)histogram->count, "quality", tier, "le", "+Inf");
+    page_line(page, line_name, (double)histogram->count, label, tier, "le", "+Inf");
     snprintf(line_name, sizeof line_name, "%s_sum", name);
-    page_line(page, line_name, histogram->sum, "quality", tier, NULL, NULL);
+    page_line(page, line_name, histogram->sum, label, tier, NULL, NULL);
     snprintf(line_name, sizeof line_name, "%s_count", name);
-    page_line(page, line_name, (double)histogram->count, "quality", tier, NULL, NULL);
+    page_line(page, line_name, (double)histogram->count, label, tier, NULL, NULL);
 }
 
 static void page_histograms(struct page *page) {
@@ -192,8 +194,8 @@ static void page_histograms(struct page *page) {
         page_start(page, all[i].name, "histogram", all[i].help);
         for (size_t tier = 0; tier < page->model->tier_count; tier++) {
             const char *metrics = (const char *)&page->server->metrics.tiers[tier];
-            page_histogram_of_tier(page, all[i].name, page->model->tiers[tier].name,
-                                   (const struct histogram *)(metrics + all[i].offset));
+            page_histogram(page, all[i].name, page->model->tiers[tier].name,
+                           (const struct histogram *)(metrics + all[i].offset));
         }
     }
 }
@@ -227,6 +229,9 @@ static void page_process(struct page *page) {
                (double)server->connection_count);
     page_value(page, "fathom_ready", "gauge", "1 when requests are accepted.",
                server->lifecycle.phase == PHASE_READY);
+    name = "fathom_event_loop_lag_seconds";
+    page_start(page, name, "histogram", "How late the event loop comes to what is due.");
+    page_histogram(page, name, NULL, &server->metrics.loop_lag);
     page_value(page, "fathom_log_lines_dropped_total", "counter", "Log lines nobody read in time.",
                (double)server->log.dropped);
     text_append_format(page->out,

@@ -30,6 +30,7 @@ struct request_metrics {
 struct metrics {
     struct request_metrics tiers[TIERS_MAX];
     uint64_t responses[STATUS_CODES]; /* by HTTP status; 499: the client left first */
+    struct histogram loop_lag;        /* how late the loop comes to what is due */
 };
 
 void metrics_init(struct metrics *metrics);

@@ -36,8 +36,16 @@ static void watch_engine(struct server *server) {
     server->engine_steps = stats.steps;
 }
 
+static void watch_loop(struct server *server) {
+    uint64_t now_ns = time_now_ns(), due_ns = server->sweep_due_ns;
+    if (due_ns)
+        histogram_observe_ns(&server->metrics.loop_lag, now_ns > due_ns ? now_ns - due_ns : 0);
+    server->sweep_due_ns = now_ns + (uint64_t)SWEEP_MS * 1000000;
+}
+
 static void on_sweep(uv_timer_t *timer) {
     struct server *server = timer->data;
+    watch_loop(server);
     if (server->accept_owed) {
         server->accept_owed = false;
         connection_accept(server);
@@ -49,6 +57,7 @@ static void on_sweep(uv_timer_t *timer) {
 
 void server_sweep_soon(struct server *server) {
     if (!uv_is_closing((uv_handle_t *)&server->sweep)) {
+        server->sweep_due_ns = 0;
         uv_timer_start(&server->sweep, on_sweep, 0, SWEEP_MS);
     }
 }

@@ -27,6 +27,7 @@ struct server {
     uv_loop_t loop;
     uv_tcp_t listener;
     uv_timer_t sweep;
+    uint64_t sweep_due_ns; /* time_now_ns of the next one; 0: it was asked for, so is never late */
     uv_async_t engine_wakeup; /* the engine has events */
     struct lifecycle lifecycle;
 

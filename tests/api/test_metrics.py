@@ -1,6 +1,7 @@
 """The page that Prometheus reads."""
 
 import re
+import time
 
 EDGES = {
     "time_to_first_token_seconds": 22,
@@ -49,6 +50,16 @@ def test_counts(server):
         page = server.get("/metrics").text
         assert len(re.findall(rf'fathom_{name}_bucket\{{[^}}]*quality="{tier}"', page)) == edges + 1
     assert server.metric("fathom_kv_bytes_budget") == 64 << 20
+
+
+def test_the_loop_watches_itself(server):
+    name = "fathom_event_loop_lag_seconds"
+    before = server.metric(name + "_count")
+    time.sleep(1)
+    after = server.metric(name + "_count")
+    assert 1 <= after - before <= 5
+    assert server.metric(name + "_bucket", le="+Inf") >= after
+    assert 0 <= server.metric(name + "_sum") < after
 
 
 def test_vllm_names(start_server):
