@@ -84,6 +84,7 @@ void api_error_write(const struct api_error *error, struct text_buffer *out);
 #define STOPS_MAX          16
 #define STOP_BYTES_MAX     1024
 #define MAX_TOKENS_DEFAULT 16
+#define CACHE_SALT_MAX     256
 #define JSON_DEPTH_MAX     64
 
 /* A prompt as sent. `tokens` is complete once completion_request_tokenize has succeeded. */
@@ -118,6 +119,7 @@ struct completion_request {
     int32_t stop_tokens[STOP_TOKENS_MAX];
     size_t stop_token_count;
     int32_t top_logprobs; /* -1: no logprobs; 0..TOP_LOGPROBS_MAX */
+    char *cache_salt; /* malloc'd, at most CACHE_SALT_MAX bytes; NULL: none */
     bool ignore_eos, echo, return_depth, service_tier;
     bool stream, include_usage, continuous_usage;
 };

@@ -90,6 +90,8 @@ void completion_fill(const struct completion *completion, size_t choice, uint64_
         .sampling = request->sampling,
         .top_logprobs = request->top_logprobs,
         .prompt_logprobs = choice_scores_prompt(request),
+        .cache_salt = request->cache_salt,
+        .cache_salt_length = request->cache_salt ? strlen(request->cache_salt) : 0,
     };
     engine_request->sampling.seed =
         index == 0 ? completion->seed : mix_seed(completion->seed, index);

@@ -72,6 +72,7 @@ void completion_request_free(struct completion_request *request) {
     for (size_t i = 0; i < request->stop_count; i++) stop_string_free(&request->stops[i]);
     free(request->prompts);
     free(request->bias);
+    free(request->cache_salt);
     *request = (struct completion_request){0};
 }
 
@@ -386,12 +387,28 @@ static int read_stop_tokens(const json_t *body, size_t vocab, struct completion_
     return 0;
 }
 
+/* Requests share what was computed of equal prompts only within one salt. */
+static int read_cache_salt(const json_t *body, struct completion_request *request,
+                           struct api_error *error) {
+    const json_t *salt = field_get(body, "cache_salt");
+    if (!salt) return 0;
+    if (!json_is_string(salt)) return field_refuse("cache_salt", salt, error, "a string");
+    if (json_string_length(salt) == 0 || json_string_length(salt) > CACHE_SALT_MAX) {
+        return api_error_set(error, 400, NULL, "cache_salt",
+                             "cache_salt has %zu bytes; it must have 1 to %d",
+                             json_string_length(salt), CACHE_SALT_MAX);
+    }
+    request->cache_salt = strdup(json_string_value(salt));
+    return request->cache_salt ? 0 : refuse_no_memory(error);
+}
+
 static int read_output(const json_t *body, struct completion_request *request,
                        struct api_error *error) {
     int64_t logprobs = -1;
     int result = field_read_integer(body, "logprobs", 0, TOP_LOGPROBS_MAX, &logprobs, error);
     if (!result) result = field_read_bool(body, "echo", &request->echo, error);
     if (!result) result = field_read_bool(body, "return_depth", &request->return_depth, error);
+    if (!result) result = read_cache_salt(body, request, error);
     request->top_logprobs = (int32_t)logprobs;
     request->service_tier = field_get(body, "service_tier") != NULL;
     return result;

@@ -7,12 +7,14 @@
 #include "engine/event_queue.h"
 #include "engine/forward.h"
 #include "engine/inbox.h"
+#include "engine/model.h"
 #include "engine/request.h"
 #include "engine/sampler.h"
 #include "engine/scheduler.h"
 
-#include <math.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
 
 #define DEFAULT_SEQUENCES   256
 #define DEFAULT_QUEUE_LIMIT 1024
@@ -26,6 +28,8 @@ struct engine {
     struct request_limits limits;
     struct inbox inbox;
     struct event_queue events;
+    uint64_t secret;             /* of prefix_root */
+    size_t same_tier[TIERS_MAX]; /* the first tier with the same thresholds */
     pthread_t thread;
     bool started;
 
@@ -94,6 +98,7 @@ static int create_parts(struct engine *engine, struct error *error) {
         .prefill_chunk = engine->options.prefill_chunk,
         .kv_blocks = blocks,
         .max_tokens = kv_tokens,
+        .prefix_cache = !engine->options.no_prefix_cache,
     };
     result = scheduler_create(&engine->scheduler, &limits, error);
     if (result == 0) result = kv_arena_create(engine->model, blocks, &engine->arena, error);
@@ -116,6 +121,18 @@ static int create_parts(struct engine *engine, struct error *error) {
     return 0;
 }
 
+/* Equal thresholds make equal K and V: such tiers share prefixes. */
+static void find_same_tiers(struct engine *engine) {
+    const struct depth_table *depth = checkpoint_depth(engine->model->checkpoint);
+    size_t bytes = depth->sublayers * sizeof *depth->theta;
+    for (size_t tier = 0; tier < depth->tier_count; tier++) {
+        const float *theta = depth->theta + tier * depth->sublayers;
+        size_t same = 0;
+        while (memcmp(depth->theta + same * depth->sublayers, theta, bytes) != 0) same++;
+        engine->same_tier[tier] = same;
+    }
+}
+
 int engine_create(struct model *model, const struct engine_options *options, struct engine **out,
                   struct error *error) {
     /* aligned_alloc: the event queue keeps its two counters on cache lines of their own. */
@@ -129,6 +146,10 @@ int engine_create(struct model *model, const struct engine_options *options, str
         .stats_lock = PTHREAD_MUTEX_INITIALIZER,
     };
     int result = create_parts(engine, error);
+    find_same_tiers(engine);
+    if (result == 0 && getrandom(&engine->secret, sizeof engine->secret, 0) < 0) {
+        result = error_set(error, FATHOM_IO, "the system gives no random number");
+    }
     if (result == 0) {
         engine->started = pthread_create(&engine->thread, NULL, engine_run, engine) == 0;
         if (!engine->started) {
@@ -180,6 +201,8 @@ int engine_submit(struct engine *engine, const struct engine_request *request,
     result = sequence_create(request, engine->info->eos, &sequence, error);
     if (result != 0) return result;
     sequence->submitted_ns = time_now_ns();
+    sequence->prefix_root = prefix_root(engine->secret, engine->same_tier[request->tier],
+                                        request->cache_salt, request->cache_salt_length);
     result = inbox_submit(&engine->inbox, sequence, error);
     if (result != 0) sequence_destroy(sequence);
     return result;
@@ -303,6 +326,20 @@ static void draw_next(struct engine *engine, struct sequence *sequence, const fl
     }
 }
 
+/* Cached positions count with the depth that they were executed with. */
+static void count_reused(const struct engine *engine, struct sequence *sequence, size_t first,
+                         size_t end) {
+    const struct kv *kv = &engine->scheduler.kv;
+    struct engine_usage *usage = &sequence->usage;
+    for (size_t position = first; position < end; position++) {
+        int32_t block = kv_block_at(kv, (size_t)sequence->slot, position / KV_BLOCK_TOKENS);
+        usage->attn_run += kv->block[block].attn_run[position % KV_BLOCK_TOKENS];
+        usage->mlp_run += kv->block[block].mlp_run[position % KV_BLOCK_TOKENS];
+    }
+    usage->attn_total += (end - first) * engine->info->blocks;
+    usage->mlp_total += (end - first) * engine->info->blocks;
+}
+
 /* Tells the new rows of a sequence; those recomputed after a preemption were told before it. */
 static void deliver_part(struct engine *engine, const struct step *step,
                          const struct step_part *part, const struct step_result *result) {
@@ -310,6 +347,8 @@ static void deliver_part(struct engine *engine, const struct step *step,
     struct engine_usage *usage = &sequence->usage;
     size_t end = part->first_row + part->rows, logit = part->first_logit, depth = 0;
     const float *logits = NULL;
+    size_t first = (size_t)step->position[part->first_row];
+    count_reused(engine, sequence, first - part->reused, first);
     for (size_t row = part->first_row + part->recomputed; row < end; row++) {
         size_t position = (size_t)step->position[row];
         logits = row_logits(engine, step, result, row, &logit);
@@ -330,7 +369,8 @@ static void deliver_part(struct engine *engine, const struct step *step,
     }
 }
 
-/* Sub-layers that ran, by row and by tier: even ones (from 0) are attention, odd ones MLP. */
+/* Sub-layers that ran, by row, by position of the cache and by tier: even ones (from 0) are
+ * attention, odd ones MLP. */
 static void count_depth(struct engine *engine, const struct step *step,
                         const struct step_result *result) {
     size_t blocks = engine->info->blocks, stride = engine->info->max_step_rows;
@@ -345,7 +385,12 @@ static void count_depth(struct engine *engine, const struct step *step,
             engine->mlp_depth[row] = (uint16_t)(engine->mlp_depth[row] + mlp[row]);
         }
     }
+    struct kv *kv = &engine->scheduler.kv;
     for (size_t row = 0; row < step->rows; row++) {
+        size_t position = (size_t)step->position[row], offset = position % KV_BLOCK_TOKENS;
+        int32_t block = kv_block_at(kv, (size_t)step->slot[row], position / KV_BLOCK_TOKENS);
+        kv->block[block].attn_run[offset] = engine->attn_depth[row];
+        kv->block[block].mlp_run[offset] = engine->mlp_depth[row];
         int32_t tier = step->tier[row];
         stats->attn_run[tier] += engine->attn_depth[row];
         stats->attn_skipped[tier] += blocks - engine->attn_depth[row];
@@ -389,9 +434,9 @@ static void run_step(struct engine *engine) {
     };
     struct step_result result;
     model_step(engine->model, engine->arena, &batch, &result);
-    scheduler_complete_step(&engine->scheduler);
     count_step(engine, step, &result);
     count_depth(engine, step, &result);
+    scheduler_complete_step(&engine->scheduler);
     for (size_t i = 0; i < step->part_count; i++) {
         deliver_part(engine, step, &step->parts[i], &result);
     }
@@ -410,7 +455,10 @@ static void publish_stats(struct engine *engine) {
     stats->waiting = scheduler->waiting.count;
     stats->kv_blocks_used = kv_blocks_used(&scheduler->kv);
     stats->kv_bytes_used = stats->kv_blocks_used * engine->info->kv_block_bytes;
+    stats->kv_blocks_cached = scheduler->kv.idle_count;
     stats->preemptions = scheduler->preemptions;
+    stats->prefix_queries = scheduler->prefix_queries;
+    stats->prefix_hits = scheduler->prefix_hits;
     stats->idle = scheduler_is_empty(scheduler);
     pthread_mutex_lock(&engine->stats_lock);
     engine->published = *stats;

@@ -127,6 +127,7 @@ struct engine_options {
     size_t prefill_chunk; /* most prompt tokens of one sequence in a step; 0: no limit but the
                              step's rows */
     int body;             /* BODY_* */
+    bool no_prefix_cache; /* compute every prompt anew */
     /* Called from the engine thread when there are new events; must not block (uv_async_send is
      * meant). */
     void (*notify)(void *context);
@@ -165,6 +166,9 @@ struct engine_request {
     struct sampling sampling;
     int32_t top_logprobs; /* -1: none at all; 0..20: the token's own and that many best */
     bool prompt_logprobs; /* one EVENT_PROMPT per prompt token; needs top_logprobs >= 0 */
+    /* Prefixes are shared among equal salts only; bytes, read by engine_submit; 0 long: none. */
+    const char *cache_salt;
+    size_t cache_salt_length;
 };
 
 enum engine_event_kind {
@@ -183,9 +187,11 @@ struct token_logprob {
 
 /* Filled in EVENT_FINISHED. */
 struct engine_usage {
-    size_t prompt_tokens, cached_tokens, completion_tokens;
+    size_t prompt_tokens, completion_tokens;
+    size_t cached_tokens; /* of the prompt: never executed for this request */
     uint64_t attn_run, attn_total, mlp_run,
-        mlp_total; /* sub-layers, over all rows of the request, recomputation excluded */
+        mlp_total; /* sub-layers, over all rows of the request, those of cached tokens as they
+                      were executed once, recomputation excluded */
     uint64_t queue_ns, prefill_ns, decode_ns; /* waiting; first row to first token; the rest */
     uint32_t preemptions;
 };
@@ -209,10 +215,12 @@ struct engine_event {
 /* A snapshot for metrics; counters only grow. */
 struct engine_stats {
     size_t running, waiting;
-    size_t kv_blocks_used, kv_blocks_total;
+    size_t kv_blocks_used, kv_blocks_total; /* held by sequences */
+    size_t kv_blocks_cached;                /* held by none, kept to be found again */
     size_t kv_bytes_used, kv_bytes_budget;
     uint64_t prompt_tokens,
         generated_tokens; /* prompt rows executed (recomputed ones too), tokens drawn */
+    uint64_t prefix_queries, prefix_hits; /* prompt tokens looked for in the prefix cache, found */
     uint64_t steps, step_rows, preemptions, cancelled;
     uint64_t attn_run[TIERS_MAX], attn_skipped[TIERS_MAX]; /* sub-layers x rows */
     uint64_t mlp_run[TIERS_MAX], mlp_skipped[TIERS_MAX];

@@ -5,11 +5,12 @@
  * prefill chunks while rows are left. Order everywhere: lower priority value first, then arrival;
  * nobody overtakes within a priority.
  *
- * Blocks. Admission reserves all that is known of a sequence and one token more; afterwards it
- * grows by a block at a time. When none is free the last running sequence in the order is
- * preempted: its blocks go back, it waits at its old place in the order, and its tokens are
- * recomputed later. The first in the order can therefore always go on: it must only fit the cache
- * alone, which submission checks.
+ * Blocks. Admission takes over what the prefix cache has, reserves all else that is known of a
+ * sequence and one token more; afterwards it grows by a block at a time. When none is free the
+ * prefix cache gives one; when it has none the last running sequence in the order is preempted: its
+ * blocks go back, it waits at its old place in the order, and its tokens are recomputed later. The
+ * first in the order can therefore always go on: it must only fit the cache alone, which submission
+ * checks.
  *
  * A pure state machine: no clock, no thread, no allocation after creation. Engine thread only.
  */
@@ -24,7 +25,8 @@ struct scheduler_limits {
     size_t max_step_rows;
     size_t prefill_chunk; /* rows of one sequence in a step; 0: no limit of its own */
     size_t kv_blocks;
-    size_t max_tokens;    /* of one sequence, prompt and generated: kv_blocks hold them */
+    size_t max_tokens; /* of one sequence, prompt and generated: kv_blocks hold them */
+    bool prefix_cache; /* reuse blocks that hold the same tokens, of whoever computed them */
 };
 
 /* A sequence's rows in a step: first_row .. first_row + rows - 1, ascending in position. */
@@ -32,6 +34,7 @@ struct step_part {
     struct sequence *sequence;
     size_t first_row, rows;
     size_t recomputed;  /* leading rows that ran before a preemption and were reported then */
+    size_t reused;      /* positions just before the first row that the prefix cache spared it */
     size_t first_logit; /* index into logit_rows of the first of its rows there, if any */
 };
 
@@ -57,6 +60,7 @@ struct scheduler {
     size_t free_slot_count;
     struct step step;
     uint64_t preemptions;
+    uint64_t prefix_queries, prefix_hits; /* prompt tokens looked for in the prefix cache; found */
 };
 
 int scheduler_create(struct scheduler *scheduler, const struct scheduler_limits *limits,

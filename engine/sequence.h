@@ -40,6 +40,7 @@ struct sequence {
     size_t length;    /* tokens known */
     size_t computed;  /* leading positions whose K and V are in this sequence's blocks */
     size_t reached;   /* the largest `computed` ever: rows below it were told already */
+    uint64_t prefix_root; /* what its first block's key begins with: tier and tenant */
     int32_t slot;     /* row of the block table; -1 when not running */
     uint64_t arrival; /* order of acceptance, unique */
     struct choice pending; /* prompt_logprobs: the score of token `reached`, told with its row */

@@ -69,6 +69,8 @@ int cmd_serve(int argc, char **argv) {
         {"prefill-chunk", 0, FLAG_COUNT, "N",
          "prompt tokens of one request per step, 0 for any (0)", &s->engine.prefill_chunk, 0,
          1048576},
+        {"no-prefix-cache", 0, FLAG_SWITCH, NULL, "compute every prompt anew, whatever is known",
+         &s->engine.no_prefix_cache, 0, 0},
         {"max-step-rows", 0, FLAG_COUNT, "N", "rows of one step, 0 for 256 (0)",
          &s->model.max_step_rows, 0, 65536},
         MODEL_FLAGS(values.model),

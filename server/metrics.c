@@ -103,6 +103,14 @@ static void page_engine(struct page *page) {
                ratio(stats->kv_blocks_used, stats->kv_blocks_total));
     page_value(page, "fathom_kv_blocks_used", "gauge", "KV blocks in use.",
                (double)stats->kv_blocks_used);
+    page_value(page, "fathom_kv_blocks_cached", "gauge",
+               "KV blocks in no use, kept for prompts that begin alike.",
+               (double)stats->kv_blocks_cached);
+    page_value(page, "fathom_prefix_cache_queries_total", "counter",
+               "Prompt tokens looked for in the prefix cache.", (double)stats->prefix_queries);
+    page_value(page, "fathom_prefix_cache_hits_total", "counter",
+               "Prompt tokens found in the prefix cache, not computed again.",
+               (double)stats->prefix_hits);
     page_value(page, "fathom_kv_bytes_used", "gauge", "KV bytes in use.",
                (double)stats->kv_bytes_used);
     page_value(page, "fathom_kv_bytes_budget", "gauge", "KV bytes that may be used.",
