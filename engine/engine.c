@@ -35,6 +35,7 @@ struct engine {
 
     /* The engine thread's. */
     struct kv_arena *arena;
+    struct cost_model cost; /* read only */
     struct scheduler scheduler;
     struct sampler sampler;
     struct engine_stats stats;
@@ -100,6 +101,15 @@ static int create_parts(struct engine *engine, struct error *error) {
         .max_tokens = kv_tokens,
         .prefix_cache = !engine->options.no_prefix_cache,
     };
+    if (engine->options.cost) {
+        engine->cost = *engine->options.cost;
+    } else {
+        result = model_measure_cost(engine->model, error);
+        if (result != 0) return result;
+        engine->cost = *model_get_cost(engine->model);
+    }
+    limits.cost = &engine->cost;
+    limits.step_target_ns = (double)engine->options.step_target_us * 1e3;
     result = scheduler_create(&engine->scheduler, &limits, error);
     if (result == 0) result = kv_arena_create(engine->model, blocks, &engine->arena, error);
     if (result == 0) result = sampler_create(&engine->sampler, info->vocab, error);
@@ -201,6 +211,9 @@ int engine_submit(struct engine *engine, const struct engine_request *request,
     result = sequence_create(request, engine->info->eos, &sequence, error);
     if (result != 0) return result;
     sequence->submitted_ns = time_now_ns();
+    const struct tier_info *tier = &engine->info->tiers[request->tier];
+    if (tier->measured) sequence->attn_rate = 1 - tier->attn_skip;
+    if (tier->measured) sequence->mlp_rate = 1 - tier->mlp_skip;
     sequence->prefix_root = prefix_root(engine->secret, engine->same_tier[request->tier],
                                         request->cache_salt, request->cache_salt_length);
     result = inbox_submit(&engine->inbox, sequence, error);
@@ -326,6 +339,20 @@ static void draw_next(struct engine *engine, struct sequence *sequence, const fl
     }
 }
 
+/* Moves the sequence's rates towards those of its rows in this step: a chunk says more than one
+ * row, about as much as its last sixteen. */
+static void note_rates(const struct engine *engine, const struct step_part *part) {
+    struct sequence *sequence = part->sequence;
+    double weight = part->rows < 16 ? (double)part->rows / 16 : 1, attn = 0, mlp = 0;
+    for (size_t row = part->first_row; row < part->first_row + part->rows; row++) {
+        attn += engine->attn_depth[row];
+        mlp += engine->mlp_depth[row];
+    }
+    double all = (double)(part->rows * engine->info->blocks);
+    sequence->attn_rate += weight * (attn / all - sequence->attn_rate);
+    sequence->mlp_rate += weight * (mlp / all - sequence->mlp_rate);
+}
+
 /* Cached positions count with the depth that they were executed with. */
 static void count_reused(const struct engine *engine, struct sequence *sequence, size_t first,
                          size_t end) {
@@ -348,6 +375,7 @@ static void deliver_part(struct engine *engine, const struct step *step,
     size_t end = part->first_row + part->rows, logit = part->first_logit, depth = 0;
     const float *logits = NULL;
     size_t first = (size_t)step->position[part->first_row];
+    note_rates(engine, part);
     count_reused(engine, sequence, first - part->reused, first);
     for (size_t row = part->first_row + part->recomputed; row < end; row++) {
         size_t position = (size_t)step->position[row];
@@ -416,6 +444,18 @@ static void count_step(struct engine *engine, const struct step *step,
     }
 }
 
+const double step_error_edges[STEP_ERROR_EDGES] = {0.05, 0.1, 0.15, 0.25, 0.5, 1};
+
+static void count_prediction(struct engine_stats *stats, double predicted, double real) {
+    double off = predicted > 0 ? real / predicted - 1 : 0;
+    size_t edge = 0;
+    if (off < 0) off = -off;
+    while (edge < STEP_ERROR_EDGES && off > step_error_edges[edge]) edge++;
+    stats->step_errors[edge]++;
+    stats->predicted_ns_last = (uint64_t)predicted;
+    stats->predicted_ns_total += (uint64_t)predicted;
+}
+
 static void run_step(struct engine *engine) {
     uint64_t start = time_now_ns();
     const struct step *step = scheduler_next_step(&engine->scheduler, start);
@@ -431,7 +471,9 @@ static void run_step(struct engine *engine) {
         .logit_rows = step->logit_rows,
         .logit_count = step->logit_count,
         .body = engine->options.body,
+        .cost = &engine->cost,
     };
+    double predicted = step->predicted_ns;
     struct step_result result;
     model_step(engine->model, engine->arena, &batch, &result);
     count_step(engine, step, &result);
@@ -441,9 +483,11 @@ static void run_step(struct engine *engine) {
         deliver_part(engine, step, &step->parts[i], &result);
     }
     uint64_t end = time_now_ns();
+    scheduler_observe_step(&engine->scheduler, (double)(end - start));
     engine->stats.step_ns_last = end - start;
     engine->stats.step_ns_total += end - start;
     engine->stats.last_step_at_ns = end;
+    count_prediction(&engine->stats, predicted, (double)(end - start));
 }
 
 /* ---- The thread ---- */

@@ -65,6 +65,22 @@ struct model_info {
     double flops_fixed, flops_attn, flops_attn_per_context, flops_mlp;
 };
 
+/* What steps take, in nanoseconds, measured on the device. A step of some rows in which every
+ * sub-layer is skipped; what one attention and one MLP add when so many rows run it; what the head
+ * adds for so many rows. */
+#define COST_POINTS_MAX 8
+struct cost_point {
+    size_t rows; /* ascending */
+    double step_ns, attn_ns, mlp_ns, head_ns;
+};
+struct cost_model {
+    size_t blocks, count; /* count 0: not measured */
+    struct cost_point points[COST_POINTS_MAX];
+    double attended_ns;   /* per block and position that a row attends to */
+    double gather_factor; /* a sub-layer over packed rows, to the same rows without packing */
+    size_t ridge;         /* rows from which a skip pays whatever the others do; 0: not reached */
+};
+
 struct model;
 
 /* Loads a checkpoint folder. Can take seconds for a large model; may run on any thread. */
@@ -73,6 +89,11 @@ int model_load(const char *path, const struct model_options *options, struct mod
 void model_destroy(struct model *model); /* NULL is allowed */
 const struct model_info *model_get_info(const struct model *model);
 const struct tokenizer *model_get_tokenizer(const struct model *model);
+
+/* Measures on the first call, for about a tenth of a second; engine_create does so too. No engine
+ * may be running on the model then. */
+int model_measure_cost(struct model *model, struct error *error);
+const struct cost_model *model_get_cost(const struct model *model);
 
 /* Index of a tier by name, or FATHOM_NOT_FOUND. */
 int model_find_tier(const struct model *model, const char *name);
@@ -128,6 +149,8 @@ struct engine_options {
                              step's rows */
     int body;             /* BODY_* */
     bool no_prefix_cache; /* compute every prompt anew */
+    const struct cost_model *cost; /* copied; NULL: measured */
+    size_t step_target_us; /* prefill does not make a step with decode rows longer; 0: no target */
     /* Called from the engine thread when there are new events; must not block (uv_async_send is
      * meant). */
     void (*notify)(void *context);
@@ -162,7 +185,7 @@ struct engine_request {
     const int32_t *stop_tokens; /* copied; drawing one finishes, with FINISH_STOP */
     size_t stop_token_count;
     int32_t tier;     /* index into model_info.tiers; fixed for the request's life */
-    int32_t priority; /* lower first */
+    int32_t priority; /* lower first: each step is worth one second of waiting */
     struct sampling sampling;
     int32_t top_logprobs; /* -1: none at all; 0..20: the token's own and that many best */
     bool prompt_logprobs; /* one EVENT_PROMPT per prompt token; needs top_logprobs >= 0 */
@@ -210,7 +233,8 @@ struct engine_event {
     struct engine_usage usage;                  /* EVENT_FINISHED */
 };
 
-#define STEP_TIME_BUCKETS 24
+#define STEP_ERROR_EDGES 6
+extern const double step_error_edges[STEP_ERROR_EDGES];
 
 /* A snapshot for metrics; counters only grow. */
 struct engine_stats {
@@ -226,6 +250,9 @@ struct engine_stats {
     uint64_t mlp_run[TIERS_MAX], mlp_skipped[TIERS_MAX];
     uint64_t body_none, body_dense, body_gather; /* sub-layer executions by body */
     uint64_t step_ns_total, step_ns_last;
+    uint64_t predicted_ns_total, predicted_ns_last;
+    /* Steps by |real / predicted - 1|: at most step_error_edges[i], and above all of them. */
+    uint64_t step_errors[STEP_ERROR_EDGES + 1];
     uint64_t last_step_at_ns; /* time_now_ns() at the end of the last step, or when an idle engine woke for
                                  the next one; 0 before the first */
     bool idle;                /* nothing to run */

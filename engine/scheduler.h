@@ -2,8 +2,10 @@
  *
  * A sequence waits, runs (prefill, then one decode row per step), and leaves. A step takes the
  * decode rows of all running sequences first, so that a long prompt never stops a stream, then
- * prefill chunks while rows are left. Order everywhere: lower priority value first, then arrival;
- * nobody overtakes within a priority.
+ * prefill chunks while rows are left and, when somebody decodes, while the predicted time of the
+ * step is within its target. Prefill gets one block's rows in any case, so that it always moves.
+ * Order everywhere: sequence_before, earlier submission and lower priority value first; nobody
+ * overtakes.
  *
  * Blocks. Admission takes over what the prefix cache has, reserves all else that is known of a
  * sequence and one token more; afterwards it grows by a block at a time. When none is free the
@@ -17,6 +19,7 @@
 #ifndef FATHOM_SCHEDULER_H
 #define FATHOM_SCHEDULER_H
 
+#include "engine/cost.h"
 #include "engine/kv.h"
 #include "engine/sequence.h"
 
@@ -27,6 +30,8 @@ struct scheduler_limits {
     size_t kv_blocks;
     size_t max_tokens; /* of one sequence, prompt and generated: kv_blocks hold them */
     bool prefix_cache; /* reuse blocks that hold the same tokens, of whoever computed them */
+    const struct cost_model *cost; /* NULL: steps are bounded by rows alone */
+    double step_target_ns;         /* of a step with decode rows; 0: none */
 };
 
 /* A sequence's rows in a step: first_row .. first_row + rows - 1, ascending in position. */
@@ -45,7 +50,10 @@ struct step {
     int32_t *token, *position, *tier, *slot; /* [max_step_rows] */
     int32_t *logit_rows;                     /* [max_step_rows] */
     struct step_part *parts;                 /* [max_step_rows] */
+    double predicted_ns;                     /* 0 without a cost model */
 };
+
+#define SCHEDULER_DRIFTS 14
 
 struct sequence_list {
     struct sequence *first, *last;
@@ -59,6 +67,9 @@ struct scheduler {
     int32_t *free_slots;
     size_t free_slot_count;
     struct step step;
+    struct cost_load load; /* of `step` */
+    /* Real over predicted time of recent steps, by the logarithm of their rows; 0: none yet. */
+    double drift[SCHEDULER_DRIFTS];
     uint64_t preemptions;
     uint64_t prefix_queries, prefix_hits; /* prompt tokens looked for in the prefix cache; found */
 };
@@ -78,6 +89,9 @@ const struct step *scheduler_next_step(struct scheduler *scheduler, uint64_t now
 
 /* The chosen rows were computed. Call before any token of theirs is appended. */
 void scheduler_complete_step(struct scheduler *scheduler);
+
+/* How long the step took: later predictions learn from it. Call after complete_step. */
+void scheduler_observe_step(struct scheduler *scheduler, double real_ns);
 
 /* Takes a sequence out for good, waiting or running, and its blocks back. Not between next_step and
  * complete_step. */

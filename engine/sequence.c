@@ -31,6 +31,7 @@ int sequence_create(const struct engine_request *request, int32_t eos, struct se
     sequence->request.sampling.bias = sequence->bias;
     sequence->length = prompt;
     sequence->slot = -1;
+    sequence->attn_rate = sequence->mlp_rate = 1;
     sequence->pending.logprob = NAN; /* nothing predicts position 0 */
     sequence->usage.prompt_tokens = prompt;
     if (!sequence->tokens || !sequence->stop_tokens || !sequence->bias ||

@@ -13,6 +13,7 @@
 struct serve_flags {
     struct model_flags model;
     const char *model_path, *log_format, *log_level;
+    double step_target_ms;
     struct serve_settings settings;
 };
 
@@ -20,6 +21,7 @@ static const struct serve_flags flags_default = {
     .model = MODEL_FLAGS_DEFAULT,
     .log_format = "text",
     .log_level = "info",
+    .step_target_ms = 50,
     .settings =
         {
             .engine = {.kv_budget = (size_t)512 << 20, .max_sequences = 256, .queue_limit = 1024},
@@ -42,6 +44,7 @@ static int flags_to_settings(struct serve_flags *flags, struct error *error) {
     struct serve_settings *settings = &flags->settings;
     size_t step_rows = settings->model.max_step_rows;
     settings->model_path = flags->model_path;
+    settings->engine.step_target_us = (size_t)(flags->step_target_ms * 1e3);
     int result = model_flags_options(&flags->model, &settings->model, error);
     settings->model.max_step_rows = step_rows;
     if (result == 0) result = log_parse_format(flags->log_format, &settings->log_format, error);
@@ -69,6 +72,9 @@ int cmd_serve(int argc, char **argv) {
         {"prefill-chunk", 0, FLAG_COUNT, "N",
          "prompt tokens of one request per step, 0 for any (0)", &s->engine.prefill_chunk, 0,
          1048576},
+        {"step-target-ms", 0, FLAG_REAL, "MS",
+         "prefill does not make a step with decoding requests longer, 0 for any (50)",
+         &values.step_target_ms, 0, 1e6},
         {"no-prefix-cache", 0, FLAG_SWITCH, NULL, "compute every prompt anew, whatever is known",
          &s->engine.no_prefix_cache, 0, 0},
         {"max-step-rows", 0, FLAG_COUNT, "N", "rows of one step, 0 for 256 (0)",

@@ -93,6 +93,19 @@ static double ratio(size_t part, size_t whole) {
     return whole ? (double)part / (double)whole : 0;
 }
 
+/* Without a sum: that of predictions and of real times say more. */
+static void page_step_errors(struct page *page) {
+    const char *name = "fathom_step_prediction_error";
+    uint64_t cumulative = 0;
+    page_start(page, name, "gauge", "Steps whose real time was off its prediction by up to this.");
+    for (size_t i = 0; i <= STEP_ERROR_EDGES; i++) {
+        char edge[32] = "+Inf";
+        if (i < STEP_ERROR_EDGES) snprintf(edge, sizeof edge, "%g", step_error_edges[i]);
+        cumulative += page->stats.step_errors[i];
+        page_line(page, name, (double)cumulative, "le", edge, NULL, NULL);
+    }
+}
+
 static void page_engine(struct page *page) {
     const struct engine_stats *stats = &page->stats;
     page_value(page, "fathom_num_requests_running", "gauge", "Sequences in steps.",
@@ -128,6 +141,10 @@ static void page_engine(struct page *page) {
                (double)stats->step_rows);
     page_value(page, "fathom_step_seconds_total", "counter", "Time in steps.",
                (double)stats->step_ns_total / 1e9);
+    page_value(page, "fathom_step_predicted_seconds_total", "counter",
+               "Time in steps, as predicted before each.",
+               (double)stats->predicted_ns_total / 1e9);
+    page_step_errors(page);
     page_start(page, "fathom_bodies_total", "counter",
                "Sub-layer executions by how their rows were run.");
     const char *name = "fathom_bodies_total";

@@ -94,6 +94,7 @@ static void check_invariance(const char *name) {
         {.kv_budget = tiny},
         {.kv_budget = tiny, .prefill_chunk = 7, .body = BODY_GATHER},
         {.max_sequences = 3, .prefill_chunk = 1},
+        {.step_target_us = 1}, /* a block's rows of prefill in each step, and no more */
     };
     for (size_t i = 0; i < sizeof circumstances / sizeof *circumstances; i++) {
         run_together(model, circumstances[i], asked, outcomes, &stats);

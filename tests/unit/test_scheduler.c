@@ -34,8 +34,13 @@ static struct sequence *make_sequence(size_t prompt_length, size_t max_tokens, i
 }
 
 static struct scheduler make_scheduler(size_t sequences, size_t rows, size_t chunk, size_t blocks) {
-    struct scheduler_limits limits = {sequences, rows, chunk, blocks, blocks * KV_BLOCK_TOKENS,
-                                      false};
+    struct scheduler_limits limits = {
+        .max_sequences = sequences,
+        .max_step_rows = rows,
+        .prefill_chunk = chunk,
+        .kv_blocks = blocks,
+        .max_tokens = blocks * KV_BLOCK_TOKENS,
+    };
     struct scheduler scheduler;
     struct error error = {0};
     assert_int_equal(scheduler_create(&scheduler, &limits, &error), 0);
