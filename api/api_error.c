@@ -36,6 +36,8 @@ int api_error_from_engine(struct api_error *error, const struct error *cause) {
     case FATHOM_FULL:
         return api_error_set(error, 429, "server_overloaded", NULL, "%s", cause->message);
     case FATHOM_NO_MEMORY:
+        return api_error_set(error, 503, NULL, NULL, "%s", cause->message);
+    case FATHOM_TOO_LARGE:
         return api_error_set(error, 400, "kv_budget_exceeded", NULL, "%s", cause->message);
     case FATHOM_INVALID:
     case FATHOM_UNSUPPORTED:

@@ -15,10 +15,11 @@ enum fathom_error {
     FATHOM_OK = 0,
     FATHOM_INVALID = -1,     /* what was given (a file, a flag, a field) is wrong */
     FATHOM_IO = -2,          /* the operating system said no */
-    FATHOM_NO_MEMORY = -3,   /* memory, or a budget made of it, is exhausted */
+    FATHOM_NO_MEMORY = -3,   /* memory is exhausted */
     FATHOM_UNSUPPORTED = -4, /* well-formed, but this build or machine cannot do it */
     FATHOM_FULL = -5,        /* a bounded queue has no room now; later may work */
     FATHOM_NOT_FOUND = -6,   /* a file, key or name that does not exist */
+    FATHOM_TOO_LARGE = -7,   /* could never fit a budget, however long it waits */
 };
 
 /* A sentence that a user can act on: what is wrong, where, and what would be right. */

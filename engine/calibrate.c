@@ -1,4 +1,4 @@
-/* Finds the thresholds of every tier: nag.md section 3.
+/* Finds the thresholds of every tier: models/nag.md section 3.
  *
  * One number decides a tier: tau, a size of step; a sub-layer is skipped where |g| < tau. tau is
  * the quantile of |g|, pooled over sub-layers and tokens with the FLOPs that a skip saves as
@@ -11,10 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROUNDS_MAX     12
-#define TOLERANCE      0.005 /* half a point */
-#define AIM            0.001 /* go on while rounds are left and the rate is farther than this */
-#define FULL_TIER_NAME "full"
+#define ROUNDS_MAX 12
+#define TOLERANCE  0.005 /* half a point */
+#define AIM        0.001 /* go on while rounds are left and the rate is farther than this */
 
 struct sample {
     float size;   /* |g| */
@@ -48,7 +47,7 @@ static double run_round(struct fit *fit, size_t tier) {
         for (size_t first = 0; first < length; first += max_rows) {
             size_t rows = length - first < max_rows ? length - first : max_rows;
             struct step_result result;
-            window_runner_step(&fit->runner, text->tokens + at, first, rows, tier, &result);
+            window_runner_step(&fit->runner, text->tokens + at, first, rows, tier, false, &result);
             for (size_t l = 0; l < model->info.sublayers; l++) {
                 for (size_t i = 0; i < rows; i++) {
                     size_t cell = l * max_rows + i;
@@ -142,7 +141,7 @@ static int measure_tier(struct fit *fit, struct depth_table *table, size_t tier,
     return 0;
 }
 
-static int check_targets(const struct calibration *calibration, struct error *error) {
+static int check_calibration(const struct calibration *calibration, struct error *error) {
     if (calibration->count < 2) {
         return error_set(error, FATHOM_INVALID, "%zu tokens of text are too few to calibrate on",
                          calibration->count);
@@ -157,12 +156,32 @@ static int check_targets(const struct calibration *calibration, struct error *er
             return error_set(error, FATHOM_INVALID, "tier '%s': skip %g is not in (0, 0.95]",
                              target->name, target->skip);
         }
-        if (strcmp(target->name, FULL_TIER_NAME) == 0) {
-            return error_set(error, FATHOM_INVALID, "'%s' always exists and skips nothing",
-                             FULL_TIER_NAME);
-        }
     }
     return 0;
+}
+
+/* The table to be, with "full" first and no thresholds yet: wrong names are found before the
+ * rounds. */
+static int table_create(const struct model *model, const struct calibration *calibration,
+                        struct depth_table *table, struct error *error) {
+    const struct model_info *info = &model->info;
+    *table = (struct depth_table){
+        .kv_policy = info->kv_policy,
+        .tier_count = calibration->target_count + 1,
+        .sublayers = info->sublayers,
+    };
+    snprintf(table->tiers[0].name, TIER_NAME_MAX, "full");
+    for (size_t t = 1; t < table->tier_count; t++) {
+        const struct calibration_target *target = &calibration->targets[t - 1];
+        memcpy(table->tiers[t].name, target->name, TIER_NAME_MAX);
+        table->tiers[t].target_skip = target->skip;
+        if (strcmp(target->name, info->tiers[info->default_tier].name) == 0) {
+            table->default_tier = t;
+        }
+    }
+    table->theta = calloc(table->tier_count * table->sublayers, sizeof *table->theta);
+    if (!table->theta) return error_set(error, FATHOM_NO_MEMORY, "no memory for thresholds");
+    return depth_table_check(table, error);
 }
 
 static int fit_create(struct model *model, const struct calibration *calibration, struct fit *fit,
@@ -190,36 +209,20 @@ static void fit_destroy(struct fit *fit) {
 
 int model_calibrate(struct model *model, const struct calibration *calibration,
                     struct error *error) {
-    int result = check_targets(calibration, error);
-    if (result != 0) return result;
-    const struct depth_table *current = checkpoint_depth(model->checkpoint);
-    size_t sublayers = model->info.sublayers;
-    struct depth_table table = {
-        .kv_policy = current->kv_policy,
-        .tier_count = calibration->target_count + 1,
-        .sublayers = sublayers,
-        .theta = calloc((calibration->target_count + 1) * sublayers, sizeof *table.theta),
-    };
-    if (!table.theta) return error_set(error, FATHOM_NO_MEMORY, "no memory for thresholds");
-    struct fit fit;
-    result = fit_create(model, calibration, &fit, error);
-    snprintf(table.tiers[0].name, TIER_NAME_MAX, FULL_TIER_NAME);
+    struct depth_table table = {0};
+    struct fit fit = {.model = model};
+    int result = check_calibration(calibration, error);
+    if (result == 0) result = table_create(model, calibration, &table, error);
+    if (result == 0) result = fit_create(model, calibration, &fit, error);
     for (size_t t = 0; result == 0 && t < table.tier_count; t++) {
-        if (t > 0) {
-            const struct calibration_target *target = &calibration->targets[t - 1];
-            snprintf(table.tiers[t].name, TIER_NAME_MAX, "%s", target->name);
-            table.tiers[t].target_skip = target->skip;
-            result = fit_tier(&fit, t, target, error);
-        }
-        memcpy(table.theta + t * sublayers, fit.theta, sublayers * sizeof *fit.theta);
-        model->residual->kind->set_theta(model->residual, t, table.theta + t * sublayers);
+        float *theta = table.theta + t * table.sublayers;
+        if (t > 0) result = fit_tier(&fit, t, &calibration->targets[t - 1], error);
+        memcpy(theta, fit.theta, table.sublayers * sizeof *theta);
+        model->residual->kind->set_theta(model->residual, t, theta);
         if (result == 0) result = measure_tier(&fit, &table, t, error);
-        if (strcmp(table.tiers[t].name, model->info.tiers[model->info.default_tier].name) == 0) {
-            table.default_tier = t;
-        }
     }
-    fit_destroy(&fit);
     if (result == 0) result = depth_table_save(model->info.path, &table, error);
+    fit_destroy(&fit);
     free(table.theta);
     return result;
 }

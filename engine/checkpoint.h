@@ -57,6 +57,10 @@ int checkpoint_tensor(const struct checkpoint *checkpoint, const char *name, siz
 /* Writes a tensor's elements as f32 into out[rows * columns]; NaN or infinity is FATHOM_INVALID. */
 int tensor_to_f32(const struct tensor *tensor, float *out, struct error *error);
 
+/* What must hold for any table, one that was read and one that is to be written: tier names, one
+ * "full" with thresholds of zero, a default, figures in range. */
+int depth_table_check(const struct depth_table *table, struct error *error);
+
 /* Replaces FOLDER/depth.json (written beside it, synced, renamed). */
 int depth_table_save(const char *folder, const struct depth_table *table, struct error *error);
 

@@ -21,7 +21,6 @@ static int read_tier(const json_t *object, struct depth_table *table, size_t tie
 static int read_theta(const json_t *array, size_t sublayers, float *theta, struct error *error);
 static int read_default(const json_t *value, struct depth_table *table, struct error *error);
 static int read_measured(const json_t *object, struct depth_table *table, struct error *error);
-static int check_table(const struct depth_table *table, struct error *error);
 static int check_tier(const struct depth_table *table, size_t tier, struct error *error);
 static bool are_figures(const struct tier_info *info);
 static bool is_tier_name(const char *name);
@@ -50,7 +49,7 @@ int depth_table_parse(const char *text, size_t size, size_t sublayers, struct de
     table->sublayers = sublayers;
     result = read_head(object, table, error);
     if (result == 0) result = read_tiers(json_object_field(object, "tiers"), table, error);
-    if (result == 0) result = check_table(table, error);
+    if (result == 0) result = depth_table_check(table, error);
     if (result == 0) result = read_default(json_object_field(object, "default"), table, error);
     if (result == 0) result = read_measured(json_object_field(object, "measured"), table, error);
     json_decref(object);
@@ -169,8 +168,7 @@ static int read_measured(const json_t *object, struct depth_table *table, struct
     return 0;
 }
 
-/* What must hold for any table, one that was read and one that is to be written. */
-static int check_table(const struct depth_table *table, struct error *error) {
+int depth_table_check(const struct depth_table *table, struct error *error) {
     if (table->tier_count < 1 || table->tier_count > TIERS_MAX ||
         table->default_tier >= table->tier_count) {
         return error_set(error, FATHOM_INVALID, "%zu tiers with default %zu; 1 to %d are possible",
@@ -255,7 +253,7 @@ int depth_table_save(const char *folder, const struct depth_table *table, struct
     if (asprintf(&temporary, "%s/depth.json.%ld.new", folder, (long)getpid()) < 0) temporary = NULL;
     if (!path || !temporary) {
         result = error_set(error, FATHOM_NO_MEMORY, "no memory to write depth.json");
-    } else if ((result = check_table(table, error)) != 0) {
+    } else if ((result = depth_table_check(table, error)) != 0) {
         error_prefix(error, "%s", path);
     } else if ((result = write_synced(temporary, table, error)) == 0) {
         if (rename(temporary, path) != 0) {

@@ -48,7 +48,7 @@ struct engine {
 
 static void *engine_run(void *context);
 
-/* ---- Start and end ---- */
+/* ---- Start and end --------------------------------------------------------------------------- */
 
 static int resolve_options(struct engine *engine, struct error *error) {
     struct engine_options *options = &engine->options;
@@ -201,7 +201,7 @@ void engine_destroy(struct engine *engine) {
     free(engine);
 }
 
-/* ---- Other threads ---- */
+/* ---- Other threads --------------------------------------------------------------------------- */
 
 int engine_submit(struct engine *engine, const struct engine_request *request,
                   struct error *error) {
@@ -239,7 +239,7 @@ void engine_get_stats(struct engine *engine, struct engine_stats *stats) {
 
 size_t engine_max_sequence(const struct engine *engine) { return engine->limits.kv_tokens; }
 
-/* ---- Events ---- */
+/* ---- Events ---------------------------------------------------------------------------------- */
 
 static void announce_events(struct engine *engine) {
     if (!engine->unannounced) return;
@@ -299,7 +299,7 @@ static void finish_sequence(struct engine *engine, struct sequence *sequence,
     sequence_destroy(sequence);
 }
 
-/* ---- A step ---- */
+/* ---- A step ---------------------------------------------------------------------------------- */
 
 /* The row's logits, or NULL if it has none; *next is the first of logit_rows not yet used. */
 static const float *row_logits(const struct engine *engine, const struct step *step,
@@ -490,7 +490,7 @@ static void run_step(struct engine *engine) {
     count_prediction(&engine->stats, predicted, (double)(end - start));
 }
 
-/* ---- The thread ---- */
+/* ---- The thread ------------------------------------------------------------------------------ */
 
 static void publish_stats(struct engine *engine) {
     struct engine_stats *stats = &engine->stats;

@@ -11,11 +11,12 @@
 
 #include "base/base.h"
 
-/* ---- Model -------------------------------------------------------------------------------------
- */
+/* ---- Model ----------------------------------------------------------------------------------- */
 
 #define TIER_NAME_MAX 32
 #define TIERS_MAX     16
+
+#define STEP_ROWS_MAX 8192 /* model_options.max_step_rows is at most that */
 
 enum weight_type { WEIGHTS_AUTO, WEIGHTS_F32, WEIGHTS_BF16 };
 enum kv_policy { KV_COMPUTE, KV_OMIT };
@@ -61,7 +62,7 @@ struct model_info {
     /* FLOPs of the blocks per token (no head): every sub-layer run, at a context of T tokens is
      * flops_fixed + flops_attn + flops_mlp + T * flops_attn_per_context, summed over blocks.
      * A skipped attention saves its share of flops_attn and of the context term; a skipped MLP its
-     * share of flops_mlp. (nag.md section 2) */
+     * share of flops_mlp. (models/nag.md section 2) */
     double flops_fixed, flops_attn, flops_attn_per_context, flops_mlp;
 };
 
@@ -130,6 +131,12 @@ bool tokenizer_adds_bos(
 int32_t tokenizer_bos(const struct tokenizer *tokenizer);
 int32_t tokenizer_eos(const struct tokenizer *tokenizer);
 
+/* How the checkpoint wants a chat written: chat_format of tokenizer_config.json, a name; and the
+ * (default) chat template, unread, from chat_template.jinja or tokenizer_config.json. NULL if there
+ * is none. */
+const char *tokenizer_chat_format(const struct tokenizer *tokenizer);
+const char *tokenizer_chat_template(const struct tokenizer *tokenizer);
+
 /* ---- Engine -------------------------------------------------------------------------------------
  * One thread owns sequences, KV blocks and the scheduler. Other threads talk to it by message. */
 
@@ -141,12 +148,12 @@ int32_t tokenizer_eos(const struct tokenizer *tokenizer);
 #define BODY_GATHER      2 /* tests: pack, run, scatter */
 
 struct engine_options {
-    size_t kv_budget;     /* bytes of the KV arena, all of it taken and touched at start */
+    /* At most so many bytes of KV cache, allocated at start; less when max_sequences of full
+     * context need less. Its pages are touched from the front, which is used first. */
+    size_t kv_budget;
     size_t max_sequences; /* running at once, and never more than max_step_rows; 0: 256 */
-    size_t
-        queue_limit; /* requests accepted and not yet finished beyond the running ones; 0: 1024 */
-    size_t prefill_chunk; /* most prompt tokens of one sequence in a step; 0: no limit but the
-                             step's rows */
+    size_t queue_limit;   /* unfinished requests accepted beyond max_sequences; 0: 1024 */
+    size_t prefill_chunk; /* most prompt tokens of one sequence in a step; 0: the step's rows */
     int body;             /* BODY_* */
     bool no_prefix_cache; /* compute every prompt anew */
     const struct cost_model *cost; /* copied; NULL: measured */
@@ -195,8 +202,8 @@ struct engine_request {
 };
 
 enum engine_event_kind {
-    EVENT_PROMPT,   /* a prompt token, in order from position 0 (which has no logprob); scored without
-                       bias and penalties */
+    EVENT_PROMPT,   /* a prompt token, in order from position 0 (which has no logprob); scored
+                       without bias and penalties */
     EVENT_TOKEN,    /* a generated token, in order; a stop or end-of-text token is reported too */
     EVENT_FINISHED, /* exactly one per accepted request, the last */
 };
@@ -242,8 +249,8 @@ struct engine_stats {
     size_t kv_blocks_used, kv_blocks_total; /* held by sequences */
     size_t kv_blocks_cached;                /* held by none, kept to be found again */
     size_t kv_bytes_used, kv_bytes_budget;
-    uint64_t prompt_tokens,
-        generated_tokens; /* prompt rows executed (recomputed ones too), tokens drawn */
+    uint64_t prompt_tokens;    /* prompt rows executed, recomputed ones too */
+    uint64_t generated_tokens; /* tokens drawn */
     uint64_t prefix_queries, prefix_hits; /* prompt tokens looked for in the prefix cache, found */
     uint64_t steps, step_rows, preemptions, cancelled;
     uint64_t attn_run[TIERS_MAX], attn_skipped[TIERS_MAX]; /* sub-layers x rows */
@@ -253,8 +260,9 @@ struct engine_stats {
     uint64_t predicted_ns_total, predicted_ns_last;
     /* Steps by |real / predicted - 1|: at most step_error_edges[i], and above all of them. */
     uint64_t step_errors[STEP_ERROR_EDGES + 1];
-    uint64_t last_step_at_ns; /* time_now_ns() at the end of the last step, or when an idle engine woke for
-                                 the next one; 0 before the first */
+    /* time_now_ns() at the end of the last step, or when an idle engine woke for the next one; 0
+     * before the first */
+    uint64_t last_step_at_ns;
     bool idle;                /* nothing to run */
 };
 
@@ -269,8 +277,8 @@ int engine_create(struct model *model, const struct engine_options *options, str
 void engine_destroy(struct engine *engine);
 
 /* Any one thread at a time. 0, FATHOM_INVALID (error names the field), FATHOM_FULL (queue), or
- * FATHOM_NO_MEMORY when prompt + max_tokens could never fit the KV budget. Never blocks on a step.
- */
+ * FATHOM_TOO_LARGE when prompt + max_tokens could never fit the KV budget, or FATHOM_NO_MEMORY.
+ * Never blocks on a step. */
 int engine_submit(struct engine *engine, const struct engine_request *request, struct error *error);
 
 /* The request's EVENT_FINISHED follows within one step (FINISH_CANCELLED unless it finished
@@ -288,13 +296,11 @@ void engine_get_stats(struct engine *engine, struct engine_stats *stats);
 /* Most tokens that one sequence can hold under the KV budget (at most the context). */
 size_t engine_max_sequence(const struct engine *engine);
 
-/* ---- Measuring ----------------------------------------------------------------------------------
- */
+/* ---- Measuring ------------------------------------------------------------------------------- */
 
 struct evaluation {
     size_t tokens;              /* predicted tokens */
     double perplexity;          /* exp(mean negative log-likelihood, natural) */
-    double bits_per_byte;       /* 0 when unknown */
     double attn_skip, mlp_skip; /* shares of sub-layers x rows */
     double flops_skip;          /* share of what skips can save, in FLOPs: what target_skip means */
     double flops_per_token, flops_per_token_full; /* of the blocks, executed and at full depth */
@@ -333,9 +339,11 @@ struct calibration {
     void *progress_context;
 };
 
-/* Finds thresholds for every target (nag.md section 3), measures each tier, and writes depth.json
- * into the checkpoint folder (atomically). The default tier and the KV policy stay as they are.
- * Uses the model directly: no engine may be running on it. */
+/* Finds thresholds for every target (models/nag.md section 3), measures each tier, and writes
+ * depth.json into the checkpoint folder (atomically). The KV policy stays as it is, the default
+ * tier too if its name is among the targets (else it is "full"). Uses the model directly, and
+ * leaves the new thresholds in force: no engine may be running on it, and after an error it should
+ * be loaded again. */
 int model_calibrate(struct model *model, const struct calibration *calibration,
                     struct error *error);
 

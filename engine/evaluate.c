@@ -50,7 +50,7 @@ void window_runner_destroy(struct window_runner *runner) {
 }
 
 void window_runner_step(struct window_runner *runner, const int32_t *window, size_t first,
-                        size_t rows, size_t tier, struct step_result *result) {
+                        size_t rows, size_t tier, bool logits, struct step_result *result) {
     for (size_t i = 0; i < rows; i++) {
         runner->position[i] = (int32_t)(first + i);
         runner->tier[i] = (int32_t)tier;
@@ -65,7 +65,7 @@ void window_runner_step(struct window_runner *runner, const int32_t *window, siz
         .slots = 1,
         .blocks_per_slot = runner->blocks,
         .logit_rows = runner->logit_rows,
-        .logit_count = rows,
+        .logit_count = logits ? rows : 0,
         .body = runner->body,
     };
     model_step(runner->model, runner->arena, &batch, result);
@@ -104,7 +104,7 @@ static void run_window(struct window_runner *runner, const int32_t *window, size
         size_t rows = length - first;
         if (rows > model->info.max_step_rows) rows = model->info.max_step_rows;
         struct step_result result;
-        window_runner_step(runner, window, first, rows, tier, &result);
+        window_runner_step(runner, window, first, rows, tier, true, &result);
         for (size_t i = 0; i < rows && first + i + 1 < length; i++) {
             totals->nll +=
                 negative_log_likelihood(result.logits + i * vocab, vocab, window[first + i + 1]);
@@ -134,6 +134,19 @@ static void fill_evaluation(const struct model *model, const struct totals *tota
     evaluation->flops_per_token = evaluation->flops_per_token_full - totals->saved / rows;
 }
 
+static int check_tokens(const struct model *model, const int32_t *tokens, size_t count, size_t tier,
+                        struct error *error) {
+    if (tier >= TIERS_MAX) {
+        return error_set(error, FATHOM_INVALID, "tier %zu; %d are possible", tier, TIERS_MAX);
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (tokens[i] >= 0 && (size_t)tokens[i] < model->info.vocab) continue;
+        return error_set(error, FATHOM_INVALID, "token %zu is %d; the vocabulary has %zu", i,
+                         tokens[i], model->info.vocab);
+    }
+    return 0;
+}
+
 int model_evaluate(struct model *model, const int32_t *tokens, size_t count, size_t tier,
                    const struct evaluate_options *options, struct evaluation *evaluation,
                    struct error *error) {
@@ -144,8 +157,10 @@ int model_evaluate(struct model *model, const int32_t *tokens, size_t count, siz
     if (count < 2)
         return error_set(error, FATHOM_INVALID, "%zu tokens are too few: perplexity needs 2",
                          count);
+    int result = check_tokens(model, tokens, count, tier, error);
+    if (result != 0) return result;
     struct window_runner runner;
-    int result = window_runner_create(model, options->window, &runner, error);
+    result = window_runner_create(model, options->window, &runner, error);
     if (result != 0) return result;
     struct totals totals = {.skipped = calloc(model->info.sublayers, sizeof *totals.skipped)};
     evaluation->sublayer_skip = calloc(model->info.sublayers, sizeof *evaluation->sublayer_skip);

@@ -19,9 +19,9 @@ int window_runner_create(struct model *model, size_t window, struct window_runne
                          struct error *error);
 void window_runner_destroy(struct window_runner *runner);
 
-/* Runs positions first .. first + rows - 1 of a window whose earlier positions have run; logits of
- * all rows. */
+/* Runs positions first .. first + rows - 1 of a window whose earlier positions have run. The head
+ * is the dearest part of a small model: `logits` says whether those of all rows are wanted. */
 void window_runner_step(struct window_runner *runner, const int32_t *window, size_t first,
-                        size_t rows, size_t tier, struct step_result *result);
+                        size_t rows, size_t tier, bool logits, struct step_result *result);
 
 #endif

@@ -8,7 +8,6 @@
 #include <string.h>
 
 #define DEFAULT_STEP_ROWS 256
-#define STEP_ROWS_MAX     8192
 
 /* ---- Weights
  * --------------------------------------------------------------------------------------- */
@@ -307,6 +306,10 @@ int model_load(const char *path, const struct model_options *options, struct mod
     struct error local = {0};
     if (!error) error = &local; /* codes are read back from it below */
     if (!options) options = &defaults;
+    if (strlen(path) >= sizeof((struct model_info *)0)->path) {
+        return error_set(error, FATHOM_INVALID, "the path of the model is longer than %zu bytes",
+                         sizeof((struct model_info *)0)->path - 1);
+    }
     if (options->max_step_rows > STEP_ROWS_MAX) {
         return error_set(error, FATHOM_INVALID, "max_step_rows %zu is over the limit of %d",
                          options->max_step_rows, STEP_ROWS_MAX);

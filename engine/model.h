@@ -46,8 +46,8 @@ struct model {
 /* Bytes of one KV block, 16 tokens of all layers. */
 size_t model_kv_block_bytes(const struct model *model);
 
-/* FLOPs that a skip of the sub-layer saves for a row that sees `context` positions. (nag.md section
- * 2) */
+/* FLOPs that a skip of the sub-layer saves for a row that sees `context` positions. (models/nag.md
+ * section 2) */
 double model_skip_flops(const struct model *model, size_t sublayer, size_t context);
 
 #endif

@@ -58,7 +58,7 @@ static int check_lengths(const struct engine_request *request, const struct requ
                          request->min_tokens, generated);
     }
     if (prompt + generated > limits->kv_tokens) {
-        return error_set(error, FATHOM_NO_MEMORY,
+        return error_set(error, FATHOM_TOO_LARGE,
                          "max_tokens is %zu; with a prompt of %zu it can never fit the KV budget "
                          "of %zu tokens", generated, prompt, limits->kv_tokens);
     }

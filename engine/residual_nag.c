@@ -1,6 +1,6 @@
 /* The norm-agnostic residual: a direction r of unit RMS, a log-norm s, and a gate before every
- * sub-layer. The formulas are in kernels.h and nag.md section 1; here is what a checkpoint stores
- * of them. */
+ * sub-layer. The formulas are in kernels.h and models/nag.md section 1; here is what a checkpoint
+ * stores of them. */
 #include "engine/residual.h"
 
 #include <math.h>

@@ -126,7 +126,7 @@ static void tell_logprobs(const struct sampler *sampler, int32_t best, size_t to
     choice->logprob = logit > -INFINITY ? (float)(logit - log_sum) : -INFINITY;
 }
 
-/* ---- The draw ---- */
+/* ---- The draw -------------------------------------------------------------------------------- */
 
 static bool candidate_before(const struct candidate *a, const struct candidate *b) {
     return a->logit != b->logit ? a->logit > b->logit : a->token < b->token;

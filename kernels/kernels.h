@@ -47,12 +47,12 @@ struct step_rows {
     struct buffer *position; /* int32 [max rows], in [0, context) */
     struct buffer *tier;     /* int32 [max rows], row of `theta` */
     struct buffer *slot;     /* int32 [max rows], row of `block_table` */
-    struct buffer
-        *block_table; /* int32 [max slots, blocks_per_slot]: block numbers by position / 16 */
+    struct buffer *block_table; /* int32 [max slots, blocks_per_slot]: block of position / 16 */
     size_t blocks_per_slot;
 };
 
-/* One gate: mix = sum_c p_c * sigmoid(<w_c, r> + b_c), g = alpha * mix^beta. (nag.md section 1) */
+/* One gate: mix = sum_c p_c * sigmoid(<w_c, r> + b_c), g = alpha * mix^beta. (models/nag.md section
+ * 1) */
 struct gate {
     struct buffer *directions; /* f32 [C, d] */
     struct buffer *bias;       /* f32 [C] */

@@ -64,7 +64,9 @@ static int build_prompt(const struct model *model, const char *text, struct toke
                          "the model has no tokenizer.json, so text cannot be read");
     }
     bool lead = tokenizer_adds_bos(model_get_tokenizer(model)) || *text == '\0';
-    int32_t bos = model_get_info(model)->bos;
+    const struct model_info *info = model_get_info(model);
+    int32_t bos =
+        info->bos >= 0 ? info->bos : info->eos; /* there must be one token to start from */
     if (lead && bos < 0)
         return error_set(error, FATHOM_INVALID,
                          "the prompt is empty and the model has no start token");

@@ -67,7 +67,7 @@ void exchange_begin_stream(struct exchange *exchange);
 void exchange_send(struct exchange *exchange, const char *data, size_t length);
 void exchange_end_stream(struct exchange *exchange);
 
-/* ---- For the connection ---------------------------------------------------------------- */
+/* ---- For the connection ---------------------------------------------------------------------- */
 
 /* The client left: tells the job, and writes the log line with status 499. */
 void exchange_abandon(struct exchange *exchange);

@@ -37,7 +37,10 @@ static void on_excess_closed(uv_handle_t *handle) {
 /* One connection too many: told so in one packet, as far as the socket takes it, and not kept. */
 static void connection_turn_away(struct server *server) {
     uv_tcp_t *tcp = malloc(sizeof *tcp);
-    if (!tcp) return;
+    if (!tcp) {
+        server->accept_owed = true;
+        return;
+    }
     struct text_buffer body = {0}, answer = {0};
     struct api_error error;
     api_error_set(&error, 503, "server_overloaded", NULL, "too many connections; try again");

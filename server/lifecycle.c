@@ -13,7 +13,7 @@
 /* Between two progress lines. */
 #define PROGRESS_PERCENT 10
 
-/* ---- Loading --------------------------------------------------------------------------- */
+/* ---- Loading --------------------------------------------------------------------------------- */
 
 /* Loading thread. */
 static void on_progress(void *context, double fraction, const char *phase) {
@@ -119,7 +119,7 @@ static void on_loaded(uv_async_t *async) {
     log_announce(&server->log, "ready");
 }
 
-/* ---- Signals and draining -------------------------------------------------------------- */
+/* ---- Signals and draining -------------------------------------------------------------------- */
 
 static void on_signal(uv_signal_t *handle, int number) {
     struct server *server = handle->data;
@@ -161,22 +161,22 @@ void lifecycle_sweep(struct server *server) {
     }
 }
 
-/* ---- Start and stop -------------------------------------------------------------------- */
+/* ---- Start and stop -------------------------------------------------------------------------- */
 
 int lifecycle_start(struct server *server, struct error *error) {
     struct lifecycle *lifecycle = &server->lifecycle;
     uv_signal_t *const signals[] = {&lifecycle->terminate, &lifecycle->interrupt};
     static const int numbers[] = {SIGTERM, SIGINT};
     lifecycle->loaded.data = server;
-    uv_async_init(&server->loop, &lifecycle->loaded, on_loaded);
-    for (size_t i = 0; i < 2; i++) {
-        uv_signal_init(&server->loop, signals[i]);
+    int result = uv_async_init(&server->loop, &lifecycle->loaded, on_loaded);
+    for (size_t i = 0; result == 0 && i < 2; i++) {
+        result = uv_signal_init(&server->loop, signals[i]);
         signals[i]->data = server;
-        uv_signal_start(signals[i], on_signal, numbers[i]);
+        if (result == 0) result = uv_signal_start(signals[i], on_signal, numbers[i]);
     }
-    int result = uv_thread_create(&lifecycle->loader.thread, loader_run, server);
+    if (result == 0) result = uv_thread_create(&lifecycle->loader.thread, loader_run, server);
     if (result != 0) {
-        return error_set(error, FATHOM_IO, "cannot start a thread: %s", uv_strerror(result));
+        return error_set(error, FATHOM_IO, "cannot start the server: %s", uv_strerror(result));
     }
     lifecycle->loader_running = true;
     return 0;

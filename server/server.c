@@ -38,6 +38,10 @@ static void watch_engine(struct server *server) {
 
 static void on_sweep(uv_timer_t *timer) {
     struct server *server = timer->data;
+    if (server->accept_owed) {
+        server->accept_owed = false;
+        connection_accept(server);
+    }
     watch_engine(server);
     connection_sweep_all(server);
     lifecycle_sweep(server);
@@ -138,12 +142,16 @@ static int server_open(struct server *server, struct error *error) {
     signal(SIGPIPE,
            SIG_IGN); /* a client that left is an error of write, not the end of the process */
     raise_descriptor_limit(server);
-    uv_loop_init(&server->loop);
-    server->listener.data = server->sweep.data = server->engine_wakeup.data = server;
-    uv_tcp_init(&server->loop, &server->listener);
-    uv_timer_init(&server->loop, &server->sweep);
-    uv_async_init(&server->loop, &server->engine_wakeup, on_engine_wakeup);
-    return 0;
+    result = uv_loop_init(&server->loop);
+    if (result == 0) {
+        server->listener.data = server->sweep.data = server->engine_wakeup.data = server;
+        uv_tcp_init(&server->loop,
+                    &server->listener); /* these two cannot fail: no descriptor yet */
+        uv_timer_init(&server->loop, &server->sweep);
+        result = uv_async_init(&server->loop, &server->engine_wakeup, on_engine_wakeup);
+    }
+    if (result == 0) return 0;
+    return error_set(error, FATHOM_IO, "cannot start the event loop: %s", uv_strerror(result));
 }
 
 static void close_handle(uv_handle_t *handle, void *context) {

@@ -1,7 +1,8 @@
 /* The process that serves: one libuv loop on the main thread, one engine thread, one struct.
  *
- * Everything in struct server belongs to the loop thread, but for `loader` while it loads.
- */
+ * Everything in struct server belongs to the loop thread, but for `lifecycle.loader` while it loads
+ * (its thread writes `log` too).
+ * */
 #ifndef FATHOM_SERVER_H
 #define FATHOM_SERVER_H
 
@@ -35,6 +36,7 @@ struct server {
 
     struct connection *connections; /* list */
     size_t connection_count;
+    bool accept_owed; /* a connection could not be taken; until it is, libuv listens to no other */
     size_t job_count; /* requests between acceptance and the engine's last word on them */
     struct completion_job *ready_jobs; /* list: events came, to be written after the batch */
 

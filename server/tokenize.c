@@ -21,8 +21,8 @@ struct tokenize_job {
 
 static void job_run(uv_work_t *work) {
     struct tokenize_job *job = work->data;
-    job->result =
-        job->function(&job->server->context, job->body, job->length, &job->out, &job->error);
+    job->result = job->function(&job->server->context, job->body ? job->body : "", job->length,
+                                &job->out, &job->error);
 }
 
 static void job_finish(uv_work_t *work, int status) {

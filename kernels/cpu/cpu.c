@@ -1,6 +1,7 @@
 /* The CPU device: opening it, its memory, and its table of operations. */
 #include "kernels/cpu/cpu.h"
 
+#include <limits.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -129,11 +130,26 @@ static int isa_choose(const char *isa, const struct primitives **primitives, str
     return isa_unavailable(isa, error);
 }
 
-/* Processors that this process may use: a container may have fewer than the machine. */
+/* A container's quota in whole processors ("max 100000" or "150000 100000"); LONG_MAX: none. */
+static long quota_processors(void) {
+    FILE *file = fopen("/sys/fs/cgroup/cpu.max", "re");
+    long quota, period, processors = LONG_MAX;
+    if (!file) return processors;
+    if (fscanf(file, "%ld %ld", &quota, &period) == 2 && quota > 0 && period > 0) {
+        processors = quota / period + (quota % period != 0);
+    }
+    fclose(file);
+    return processors;
+}
+
+/* Processors that this process may use: a container may have fewer than the machine, by a set of
+ * processors or by a share of their time. */
 static size_t processors_available(void) {
     cpu_set_t set;
     bool known = sched_getaffinity(0, sizeof set, &set) == 0;
-    long count = known ? CPU_COUNT(&set) : sysconf(_SC_NPROCESSORS_ONLN);
+    long count = known ? CPU_COUNT(&set) : sysconf(_SC_NPROCESSORS_ONLN),
+         quota = quota_processors();
+    if (count > quota) count = quota;
     if (count < 1) return 1;
     return count > POOL_THREADS_MAX ? POOL_THREADS_MAX : (size_t)count;
 }

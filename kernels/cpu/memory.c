@@ -2,9 +2,9 @@
  * large page and more ask for large pages, which saves most of the address look-ups.
  *
  * The first touch of a page can cost ten microseconds and more, seconds for a KV cache. A large
- * buffer is therefore touched at its front when it is created, and behind that by a thread of its own
- * while the caller goes on; blocks are handed out from the front, so a step rarely meets a page that
- * was not touched. */
+ * buffer is therefore touched at its front when it is created, and behind that by a thread of its
+ * own while the caller goes on; blocks are handed out from the front, so a step rarely meets a page
+ * that was not touched. */
 #include "kernels/cpu/cpu.h"
 
 #include <errno.h>
@@ -46,7 +46,8 @@ static void *touch_rest(void *argument) {
     size_t at = 0;
     while (at < toucher->bytes && !atomic_load_explicit(&toucher->stop, memory_order_relaxed)) {
         size_t part = toucher->bytes - at < LARGE_PAGE ? toucher->bytes - at : LARGE_PAGE;
-        if (touch(toucher->data + at, part) != 0) break; /* the page is then touched when it is used */
+        if (touch(toucher->data + at, part) != 0)
+            break; /* the page is then touched when it is used */
         at += part;
     }
     return NULL;
@@ -64,14 +65,16 @@ static void touch_large(struct buffer *buffer) {
     if (!toucher) return;
     toucher->data = buffer->data + front;
     toucher->bytes = buffer->mapped - front;
-    if (pthread_create(&toucher->thread, NULL, touch_rest, toucher) == 0) buffer->toucher = toucher;
-    else free(toucher);
+    if (pthread_create(&toucher->thread, NULL, touch_rest, toucher) == 0)
+        buffer->toucher = toucher;
+    else
+        free(toucher);
 }
 
 /* mmap aligns to small pages: a large page more is mapped, and both ends are given back. */
 static unsigned char *map_aligned(size_t bytes) {
-    unsigned char *map = mmap(NULL, bytes + LARGE_PAGE, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    unsigned char *map =
+        mmap(NULL, bytes + LARGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (map == MAP_FAILED) return NULL;
     size_t before = (LARGE_PAGE - (uintptr_t)map % LARGE_PAGE) % LARGE_PAGE;
     if (before) munmap(map, before);
@@ -98,8 +101,10 @@ struct buffer *cpu_buffer_create(struct device *device, size_t bytes, struct err
         error_set(error, FATHOM_NO_MEMORY, "no memory for a buffer of %zu bytes", bytes);
         return NULL;
     }
-    if (buffer->mapped) touch_large(buffer);
-    else memset(buffer->data, 0, bytes);
+    if (buffer->mapped)
+        touch_large(buffer);
+    else
+        memset(buffer->data, 0, bytes);
     return buffer;
 }
 
@@ -111,7 +116,9 @@ void cpu_buffer_destroy(struct device *device, struct buffer *buffer) {
         pthread_join(buffer->toucher->thread, NULL);
         free(buffer->toucher);
     }
-    if (buffer->mapped) munmap(buffer->data, buffer->mapped);
-    else free(buffer->data);
+    if (buffer->mapped)
+        munmap(buffer->data, buffer->mapped);
+    else
+        free(buffer->data);
     free(buffer);
 }

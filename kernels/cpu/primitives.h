@@ -53,7 +53,7 @@ struct primitives {
     /* out = x * factor, and * gain[i] unless gain is NULL. May be in place. */
     void (*scale)(const float *x, const float *gain, float factor, float *out, size_t width);
 
-    /* mix of one gate for one direction; the step of one row (nag.md section 1). */
+    /* mix of one gate for one direction; the step of one row (models/nag.md section 1). */
     float (*gate_mix)(const float *r, size_t width, const float *directions, const float *bias,
                       const float *weight, size_t count);
     void (*nag_step)(const float *f, float *r, size_t width, float g);

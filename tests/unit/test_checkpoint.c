@@ -19,8 +19,7 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-/* ---- A folder to write into --------------------------------------------------------------------
- */
+/* ---- A folder to write into ------------------------------------------------------------------ */
 
 static char folder[] = "/tmp/fathom-checkpoint-XXXXXX";
 

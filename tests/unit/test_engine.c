@@ -7,7 +7,7 @@
 
 enum { REQUESTS = 33 };
 
-/* ---- A request is the same whatever happens around it ---- */
+/* ---- A request is the same whatever happens around it ---------------------------------------- */
 
 /* What the events must say by themselves. */
 static void check_sound(const struct asked *asked, const struct outcome *outcome,
@@ -125,7 +125,7 @@ static void test_same_answer_with_end_of_text(void **state) {
     check_invariance("with-tokenizer");
 }
 
-/* ---- Ends ---- */
+/* ---- Ends ------------------------------------------------------------------------------------ */
 
 static void test_stop_tokens_and_end_of_text(void **state) {
     (void)state;
@@ -268,7 +268,7 @@ static void test_scoring_agrees_with_evaluation(void **state) {
     model_destroy(model);
 }
 
-/* ---- Refusals ---- */
+/* ---- Refusals -------------------------------------------------------------------------------- */
 
 static void test_every_field_is_checked(void **state) {
     (void)state;
@@ -302,7 +302,7 @@ static void test_every_field_is_checked(void **state) {
     REFUSED(FATHOM_INVALID, "prompt[9]", bad.prompt[9] = 64);
     REFUSED(FATHOM_INVALID, "max_tokens", r->max_tokens = CONTEXT - 9);
     REFUSED(FATHOM_INVALID, "max_tokens", r->max_tokens = SIZE_MAX);
-    REFUSED(FATHOM_NO_MEMORY, "max_tokens", r->max_tokens = 55);
+    REFUSED(FATHOM_TOO_LARGE, "max_tokens", r->max_tokens = 55);
     REFUSED(FATHOM_INVALID, "min_tokens", r->min_tokens = 11);
     REFUSED(FATHOM_INVALID, "stop_token_count", r->stop_token_count = STOP_TOKENS_MAX + 1);
     REFUSED(FATHOM_INVALID, "stop_tokens is", r->stop_token_count = 1; r->stop_tokens = NULL);

@@ -7,7 +7,7 @@
 #include <stdatomic.h>
 #include <sys/resource.h>
 
-/* ---- An engine that can be held between two steps ---- */
+/* ---- An engine that can be held between two steps -------------------------------------------- */
 
 struct brake {
     sem_t told, go_on;
@@ -117,7 +117,7 @@ static void test_consumer_is_told_at_most_once_per_step(void **state) {
     model_destroy(model);
 }
 
-/* ---- Other threads, at any time ---- */
+/* ---- Other threads, at any time -------------------------------------------------------------- */
 
 /* More events than the queue holds: 90 prompts of 100 tokens, all of them told. */
 static void submit_flood(struct engine *engine, const struct model_info *info) {

@@ -69,7 +69,7 @@ static struct trace run_tokens(struct run *run, size_t tier, size_t chunk, int b
         size_t rows = run->count - first < chunk ? run->count - first : chunk;
         struct step_result result;
         run->runner.body = body;
-        window_runner_step(&run->runner, run->tokens, first, rows, tier, &result);
+        window_runner_step(&run->runner, run->tokens, first, rows, tier, true, &result);
         memcpy(trace.logits + first * vocab, result.logits, rows * vocab * sizeof(float));
         memcpy(trace.log_norm + first, result.log_norm, rows * sizeof(float));
         for (size_t l = 0; l < run->model->info.sublayers; l++) {

@@ -1,5 +1,6 @@
-/* The residual against its formulas in double precision, and the properties that nag.md asks for.
- */
+/* The residual against its formulas in double precision, and the properties that models/nag.md asks
+ * for.
+ * */
 #include "test_kernels.h"
 
 enum { ROWS = 33, VOCAB = 9, SUBLAYERS = 3, TIERS = 3 };

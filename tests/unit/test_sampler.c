@@ -58,7 +58,7 @@ static void fill_logits(float *logits, size_t vocab, size_t shape) {
     logits[rand() % (int)vocab] = 1.5f; /* one is always possible */
 }
 
-/* ---- The reference ---- */
+/* ---- The reference --------------------------------------------------------------------------- */
 
 struct entry {
     int32_t token;
@@ -131,7 +131,7 @@ static size_t reference_keep(const struct sampling *sampling, struct entry *entr
     return kept;
 }
 
-/* ---- Comparisons ---- */
+/* ---- Comparisons ----------------------------------------------------------------------------- */
 
 static struct engine_request random_settings(struct logit_bias *bias, int32_t *stops) {
     static const float temperatures[] = {0.1f, 0.7f, 1, 1.6f, 2}, top_ps[] = {0.05f, 0.5f, 0.9f, 1};

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-/* ---- Small cases ---- */
+/* ---- Small cases ----------------------------------------------------------------------------- */
 
 static uint64_t arrivals;
 
@@ -207,7 +207,7 @@ static void test_prompt_logprobs_want_every_prompt_row_once(void **state) {
     scheduler_destroy(&scheduler);
 }
 
-/* ---- A long random life ---- */
+/* ---- A long random life ---------------------------------------------------------------------- */
 
 enum { BLOCKS = 12, SLOTS = 6, ROWS = 20, LIVE_MAX = 24, LIMIT = BLOCKS * KV_BLOCK_TOKENS };
 
