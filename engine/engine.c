@@ -20,6 +20,7 @@
 #define DEFAULT_QUEUE_LIMIT 1024
 #define UNFINISHED_MAX      (1 << 20) /* requests; far beyond what one process can serve */
 #define EVENT_CAPACITY      8192
+#define SWEEP_NS            UINT64_C(5000000)
 
 struct engine {
     struct model *model;
@@ -40,7 +41,10 @@ struct engine {
     struct sampler sampler;
     struct engine_stats stats;
     uint16_t *attn_depth, *mlp_depth; /* [max_step_rows] sub-layers that ran for each row */
-    bool unannounced;                 /* events were pushed since the consumer was last told */
+    uint64_t busy_ns, ended_ns;       /* when it last woke; when a request last ended since, or 0 */
+    double seconds_per_end;           /* recent time between two ends; 0: not known */
+    uint64_t swept_ns; /* when the queue was last looked through for expired requests */
+    bool unannounced;  /* events were pushed since the consumer was last told */
 
     pthread_mutex_t stats_lock;
     struct engine_stats published; /* a copy of `stats`, under stats_lock */
@@ -82,6 +86,13 @@ static int count_blocks(const struct engine *engine, size_t *blocks, struct erro
     return 0;
 }
 
+/* blocks is at most INT32_MAX, so that the sum cannot overflow. */
+static size_t count_queue_tokens(const struct engine *engine, size_t blocks) {
+    size_t tokens = engine->options.queue_tokens;
+    if (tokens == 0 || tokens > SIZE_MAX / 2) return SIZE_MAX;
+    return tokens + blocks * KV_BLOCK_TOKENS;
+}
+
 static int create_parts(struct engine *engine, struct error *error) {
     const struct model_info *info = engine->info;
     size_t rows = info->max_step_rows, blocks, kv_tokens;
@@ -116,7 +127,8 @@ static int create_parts(struct engine *engine, struct error *error) {
     if (result == 0) result = event_queue_create(&engine->events, EVENT_CAPACITY, error);
     if (result == 0) {
         size_t unfinished = engine->options.max_sequences + engine->options.queue_limit;
-        result = inbox_create(&engine->inbox, unfinished, error);
+        result =
+            inbox_create(&engine->inbox, unfinished, count_queue_tokens(engine, blocks), error);
     }
     if (result != 0) return result;
     engine->attn_depth = calloc(rows, sizeof *engine->attn_depth);
@@ -221,7 +233,9 @@ int engine_submit(struct engine *engine, const struct engine_request *request,
     return result;
 }
 
-void engine_cancel(struct engine *engine, uint64_t id) { inbox_cancel(&engine->inbox, id); }
+void engine_cancel(struct engine *engine, uint64_t id) {
+    inbox_cancel(&engine->inbox, id);
+}
 
 size_t engine_take_events(struct engine *engine, struct engine_event *events, size_t capacity) {
     return event_queue_take(&engine->events, events, capacity);
@@ -237,7 +251,9 @@ void engine_get_stats(struct engine *engine, struct engine_stats *stats) {
     pthread_mutex_unlock(&engine->stats_lock);
 }
 
-size_t engine_max_sequence(const struct engine *engine) { return engine->limits.kv_tokens; }
+size_t engine_max_sequence(const struct engine *engine) {
+    return engine->limits.kv_tokens;
+}
 
 /* ---- Events ---------------------------------------------------------------------------------- */
 
@@ -282,12 +298,26 @@ static void measure_times(struct sequence *sequence, uint64_t now) {
     usage->decode_ns = now - first;
 }
 
+/* Time between two ends, of late: what a place in the queue takes to become free. */
+static void note_end(struct engine *engine, uint64_t now) {
+    uint64_t since = engine->ended_ns ? engine->ended_ns : engine->busy_ns;
+    double seconds = (double)(now - since) / 1e9;
+    if (engine->seconds_per_end > 0) {
+        engine->seconds_per_end += (seconds - engine->seconds_per_end) / 16;
+    } else {
+        engine->seconds_per_end = seconds;
+    }
+    engine->ended_ns = now;
+}
+
 /* The only way out for a sequence: blocks back, id free, EVENT_FINISHED. */
 static void finish_sequence(struct engine *engine, struct sequence *sequence,
                             enum finish_reason reason) {
     scheduler_remove(&engine->scheduler, sequence);
     measure_times(sequence, time_now_ns());
     if (reason == FINISH_CANCELLED) engine->stats.cancelled++;
+    if (reason == FINISH_EXPIRED) engine->stats.expired++;
+    if (sequence->started_ns) note_end(engine, time_now_ns());
     inbox_retire(&engine->inbox, sequence); /* first: who takes the event may submit the id again */
     struct engine_event event = {
         .id = sequence->request.id,
@@ -504,6 +534,7 @@ static void publish_stats(struct engine *engine) {
     stats->prefix_queries = scheduler->prefix_queries;
     stats->prefix_hits = scheduler->prefix_hits;
     stats->idle = scheduler_is_empty(scheduler);
+    stats->drain_seconds = (double)stats->waiting * engine->seconds_per_end;
     pthread_mutex_lock(&engine->stats_lock);
     engine->published = *stats;
     pthread_mutex_unlock(&engine->stats_lock);
@@ -513,6 +544,21 @@ static void cancel_marked(struct engine *engine, struct sequence_list *list) {
     for (struct sequence *sequence = list->first, *next; sequence; sequence = next) {
         next = sequence->next;
         if (atomic_load(&sequence->cancelled)) finish_sequence(engine, sequence, FINISH_CANCELLED);
+    }
+}
+
+/* Requests that waited too long for their first row. */
+static void expire_waiting(struct engine *engine) {
+    uint64_t now = time_now_ns(), limit = engine->options.queue_timeout_ms * UINT64_C(1000000);
+    if (limit == 0 || now - engine->swept_ns < SWEEP_NS) return;
+    engine->swept_ns = now;
+    struct sequence *sequence = engine->scheduler.waiting.first, *next;
+    for (; sequence; sequence = next) {
+        next = sequence->next;
+        bool is_late = now > sequence->submitted_ns && now - sequence->submitted_ns > limit;
+        if (sequence->started_ns == 0 && is_late) {
+            finish_sequence(engine, sequence, FINISH_EXPIRED);
+        }
     }
 }
 
@@ -531,7 +577,8 @@ static bool take_requests(struct engine *engine) {
     }
     if (was_idle) {
         /* Busy from now on: a watcher must not take the time asleep for a step that hangs. */
-        engine->stats.last_step_at_ns = time_now_ns();
+        engine->stats.last_step_at_ns = engine->busy_ns = time_now_ns();
+        engine->ended_ns = 0;
         publish_stats(engine);
     }
     return true;
@@ -540,6 +587,7 @@ static bool take_requests(struct engine *engine) {
 static void *engine_run(void *context) {
     struct engine *engine = context;
     while (take_requests(engine)) {
+        expire_waiting(engine);
         if (!scheduler_is_empty(&engine->scheduler)) run_step(engine);
         publish_stats(engine);
         announce_events(engine);

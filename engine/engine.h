@@ -153,6 +153,8 @@ struct engine_options {
     size_t kv_budget;
     size_t max_sequences; /* running at once, and never more than max_step_rows; 0: 256 */
     size_t queue_limit;   /* unfinished requests accepted beyond max_sequences; 0: 1024 */
+    size_t queue_tokens; /* their prompt tokens beyond what the KV cache holds; 0: no limit */
+    size_t queue_timeout_ms; /* a request that did not start by then expires; 0: never */
     size_t prefill_chunk; /* most prompt tokens of one sequence in a step; 0: the step's rows */
     int body;             /* BODY_* */
     bool no_prefix_cache; /* compute every prompt anew */
@@ -207,7 +209,14 @@ enum engine_event_kind {
     EVENT_TOKEN,    /* a generated token, in order; a stop or end-of-text token is reported too */
     EVENT_FINISHED, /* exactly one per accepted request, the last */
 };
-enum finish_reason { FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED, FINISH_ERROR };
+enum finish_reason {
+    FINISH_STOP,
+    FINISH_LENGTH,
+    FINISH_CANCELLED,
+    FINISH_ERROR,
+    FINISH_EXPIRED, /* queue_timeout_ms passed before its first row */
+};
+#define FINISH_REASONS (FINISH_EXPIRED + 1)
 
 struct token_logprob {
     int32_t token;
@@ -252,7 +261,9 @@ struct engine_stats {
     uint64_t prompt_tokens;    /* prompt rows executed, recomputed ones too */
     uint64_t generated_tokens; /* tokens drawn */
     uint64_t prefix_queries, prefix_hits; /* prompt tokens looked for in the prefix cache, found */
-    uint64_t steps, step_rows, preemptions, cancelled;
+    uint64_t steps, step_rows, preemptions, cancelled, expired;
+    double drain_seconds; /* until those waiting now will have started, by how fast others ended
+                             lately; 0: not known */
     uint64_t attn_run[TIERS_MAX], attn_skipped[TIERS_MAX]; /* sub-layers x rows */
     uint64_t mlp_run[TIERS_MAX], mlp_skipped[TIERS_MAX];
     uint64_t body_none, body_dense, body_gather; /* sub-layer executions by body */

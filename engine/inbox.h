@@ -17,12 +17,13 @@ struct inbox {
     struct sequence **buckets; /* [bucket_count] accepted and unfinished sequences by id */
     size_t bucket_count;       /* a power of two */
     size_t accepted, limit;
+    size_t tokens, token_limit; /* prompt tokens of those accepted */
     uint64_t arrivals;
     struct sequence *first, *last; /* accepted, not yet collected: in order of arrival */
     bool cancel, stop;             /* some sequence was cancelled; the engine must stop */
 };
 
-int inbox_create(struct inbox *inbox, size_t limit, struct error *error);
+int inbox_create(struct inbox *inbox, size_t limit, size_t token_limit, struct error *error);
 
 /* Sequences never collected are destroyed with it. */
 void inbox_destroy(struct inbox *inbox);

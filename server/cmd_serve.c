@@ -13,7 +13,7 @@
 struct serve_flags {
     struct model_flags model;
     const char *model_path, *log_format, *log_level;
-    double step_target_ms;
+    double step_target_ms, queue_timeout;
     struct serve_settings settings;
 };
 
@@ -24,7 +24,10 @@ static const struct serve_flags flags_default = {
     .step_target_ms = 50,
     .settings =
         {
-            .engine = {.kv_budget = (size_t)512 << 20, .max_sequences = 256, .queue_limit = 1024},
+            .engine = {.kv_budget = (size_t)512 << 20,
+                       .max_sequences = 256,
+                       .queue_limit = 1024,
+                       .queue_tokens = (size_t)4 << 20},
             .host = "127.0.0.1",
             .port = 8080,
             .limits = {.head_bytes = (size_t)32 << 10, .body_bytes = (size_t)16 << 20},
@@ -44,6 +47,7 @@ static int flags_to_settings(struct serve_flags *flags, struct error *error) {
     struct serve_settings *settings = &flags->settings;
     size_t step_rows = settings->model.max_step_rows;
     settings->model_path = flags->model_path;
+    settings->engine.queue_timeout_ms = (size_t)(flags->queue_timeout * 1e3);
     settings->engine.step_target_us = (size_t)(flags->step_target_ms * 1e3);
     int result = model_flags_options(&flags->model, &settings->model, error);
     settings->model.max_step_rows = step_rows;
@@ -69,6 +73,11 @@ int cmd_serve(int argc, char **argv) {
          65536},
         {"queue-limit", 0, FLAG_COUNT, "N", "waiting beyond those; more get 429 (1024)",
          &s->engine.queue_limit, 1, 1048576},
+        {"queue-tokens", 0, FLAG_COUNT, "N",
+         "their prompt tokens, beyond what KV holds, 0 for any (4194304)", &s->engine.queue_tokens,
+         0, 1e12},
+        {"queue-timeout", 0, FLAG_REAL, "S", "seconds to wait for a first step, 0 for any (0)",
+         &values.queue_timeout, 0, 86400},
         {"prefill-chunk", 0, FLAG_COUNT, "N",
          "prompt tokens of one request per step, 0 for any (0)", &s->engine.prefill_chunk, 0,
          1048576},

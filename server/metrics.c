@@ -136,6 +136,11 @@ static void page_engine(struct page *page) {
                "Sequences put back for lack of KV.", (double)stats->preemptions);
     page_value(page, "fathom_requests_cancelled_total", "counter", "Sequences cancelled.",
                (double)stats->cancelled);
+    page_value(page, "fathom_requests_expired_total", "counter",
+               "Sequences that waited too long for their first step.", (double)stats->expired);
+    page_value(page, "fathom_queue_drain_seconds", "gauge",
+               "Until those waiting will have started, by how fast others ended lately.",
+               stats->drain_seconds);
     page_value(page, "fathom_steps_total", "counter", "Steps of the engine.", (double)stats->steps);
     page_value(page, "fathom_step_rows_total", "counter", "Rows over all steps.",
                (double)stats->step_rows);
@@ -167,11 +172,12 @@ static void page_finished(struct page *page) {
     static const char *const reasons[] = {[FINISH_STOP] = "stop",
                                           [FINISH_LENGTH] = "length",
                                           [FINISH_CANCELLED] = "abort",
-                                          [FINISH_ERROR] = "error"};
+                                          [FINISH_ERROR] = "error",
+                                          [FINISH_EXPIRED] = "expired"};
     const char *name = "fathom_request_success_total";
     page_start(page, name, "counter", "Choices finished, requests aborted or failed.");
     for (size_t i = 0; i < page->model->tier_count; i++) {
-        for (size_t reason = 0; reason <= FINISH_ERROR; reason++) {
+        for (size_t reason = 0; reason < FINISH_REASONS; reason++) {
             page_line(page, name, (double)page->server->metrics.tiers[i].finished[reason],
                       "quality", page->model->tiers[i].name, "finished_reason", reasons[reason]);
         }

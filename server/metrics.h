@@ -22,7 +22,7 @@ struct histogram {
 
 struct request_metrics {
     struct histogram time_to_first_token, inter_token, end_to_end, queue, prefill, decode;
-    uint64_t finished[FINISH_ERROR + 1]; /* choices, by enum finish_reason; cancelled: requests */
+    uint64_t finished[FINISH_REASONS]; /* choices, by enum finish_reason; cancelled: requests */
 };
 
 #define STATUS_CODES 600
