@@ -46,7 +46,8 @@ struct api_context {
     const struct tokenizer *tokenizer;
     const char *served_name; /* what `model` must say; may itself hold ':' */
     int64_t created;         /* Unix seconds, of the model objects */
-    size_t default_tier;     /* index into model->tiers: what "auto" and silence mean */
+    size_t default_tier;     /* index into model->tiers: what silence means */
+    bool default_is_auto;    /* silence leaves the tier to the server, as "auto" does */
     size_t max_sequence;     /* engine_max_sequence: tokens that fit the KV budget */
     size_t max_choices;      /* most prompts x n of one request (the engine's queue); 0: no limit */
 };
@@ -108,6 +109,8 @@ struct completion_request {
     size_t prompt_count;       /* 1..PROMPTS_MAX */
     size_t choices_per_prompt; /* n, 1..CHOICES_MAX */
     size_t tier;               /* index into model_info.tiers */
+    bool tier_is_auto;         /* the server may choose another before completion_create */
+    const char *tier_reason;   /* why it chose; static; NULL: it did not */
     int32_t priority;          /* lower first */
     bool has_max_tokens;
     size_t max_tokens, min_tokens; /* max_tokens: MAX_TOKENS_DEFAULT when absent */

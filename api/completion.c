@@ -19,6 +19,9 @@ static void write_prefix(struct completion *completion, const char *id, int64_t 
     text_append_json(out, fingerprint.data, fingerprint.length);
     text_append_string(out, ",\"quality\":");
     text_append_json(out, tier, strlen(tier));
+    if (completion->request->tier_reason) {
+        text_append_format(out, ",\"quality_reason\":\"%s\"", completion->request->tier_reason);
+    }
     if (completion->request->service_tier) text_append_string(out, ",\"service_tier\":\"default\"");
     text_append_string(out, ",\"choices\":[");
     out->failed |= name.failed || fingerprint.failed;

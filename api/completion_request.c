@@ -11,7 +11,8 @@
 
 static int refuse_unsupported(const json_t *body, struct api_error *error);
 static int read_model_and_tier(const struct api_context *context, const json_t *body,
-                               const char *quality_header, size_t *tier, struct api_error *error);
+                               const char *quality_header, struct completion_request *request,
+                               struct api_error *error);
 static int read_lengths(const json_t *body, struct completion_request *request,
                         struct api_error *error);
 static int read_counts(const struct api_context *context, const json_t *body,
@@ -35,7 +36,7 @@ static int read_body(const struct api_context *context, const json_t *body,
     size_t vocab = context->model->vocab;
     int result = refuse_unsupported(body, error);
     if (!result) {
-        result = read_model_and_tier(context, body, quality_header, &request->tier, error);
+        result = read_model_and_tier(context, body, quality_header, request, error);
     }
     if (!result) result = prompts_read(context, field_get(body, "prompt"), request, error);
     if (!result) result = read_output(body, request, error);
@@ -160,15 +161,18 @@ static int refuse_unsupported(const json_t *body, struct api_error *error) {
 
 /* The most specific voice wins: body, header, model suffix, default. */
 static int read_model_and_tier(const struct api_context *context, const json_t *body,
-                               const char *quality_header, size_t *tier, struct api_error *error) {
+                               const char *quality_header, struct completion_request *request,
+                               struct api_error *error) {
     const json_t *model = field_get(body, "model"), *quality = field_get(body, "quality");
     if (!json_is_string(model)) {
         return field_refuse("model", model, error, "a string, '%s'", context->served_name);
     }
-    *tier = context->default_tier;
+    request->tier = context->default_tier;
     int result = served_model_find(context, json_string_value(model), json_string_length(model),
-                                   tier, error);
+                                   &request->tier, error);
     if (result != 0) return result;
+    const char *suffix = json_string_value(model) + strlen(context->served_name);
+    request->tier_is_auto = *suffix ? strcmp(suffix, ":auto") == 0 : context->default_is_auto;
     const char *name = quality ? json_string_value(quality) : quality_header;
     const char *param = quality ? "quality" : "X-Quality";
     if (quality && !name) {
@@ -177,7 +181,8 @@ static int read_model_and_tier(const struct api_context *context, const json_t *
     if (!name || (!quality && !*name)) return 0;
     int found = tier_find(context, name, quality ? json_string_length(quality) : strlen(name));
     if (found < 0) return tier_refuse(context, param, name, error);
-    *tier = (size_t)found;
+    request->tier = (size_t)found;
+    request->tier_is_auto = strcmp(name, "auto") == 0;
     return 0;
 }
 

@@ -4,6 +4,7 @@
  * to the thread that runs engine_run. */
 #include "engine/engine.h"
 
+#include "engine/auto_tier.h"
 #include "engine/event_queue.h"
 #include "engine/forward.h"
 #include "engine/inbox.h"
@@ -11,6 +12,7 @@
 #include "engine/request.h"
 #include "engine/sampler.h"
 #include "engine/scheduler.h"
+#include "engine/step_log.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -46,8 +48,14 @@ struct engine {
     uint64_t swept_ns; /* when the queue was last looked through for expired requests */
     bool unannounced;  /* events were pushed since the consumer was last told */
 
-    pthread_mutex_t stats_lock;
-    struct engine_stats published; /* a copy of `stats`, under stats_lock */
+    double mean_work;          /* share of all sub-layers that recent rows ran */
+    struct step_record record; /* of the step that runs */
+    struct step_log step_log;  /* written under stats_lock */
+
+    pthread_mutex_t stats_lock;      /* of what follows, and of step_log */
+    struct engine_stats published;   /* a copy of `stats` */
+    struct auto_load published_load; /* its rates, of recent work */
+    size_t computed_tokens;          /* of the prompts of running sequences */
 };
 
 static void *engine_run(void *context);
@@ -124,6 +132,7 @@ static int create_parts(struct engine *engine, struct error *error) {
     result = scheduler_create(&engine->scheduler, &limits, error);
     if (result == 0) result = kv_arena_create(engine->model, blocks, &engine->arena, error);
     if (result == 0) result = sampler_create(&engine->sampler, info->vocab, error);
+    if (result == 0) result = step_log_create(&engine->step_log, engine->options.step_log, error);
     if (result == 0) result = event_queue_create(&engine->events, EVENT_CAPACITY, error);
     if (result == 0) {
         size_t unfinished = engine->options.max_sequences + engine->options.queue_limit;
@@ -139,6 +148,9 @@ static int create_parts(struct engine *engine, struct error *error) {
     engine->stats.kv_blocks_total = blocks;
     engine->stats.kv_bytes_budget = engine->options.kv_budget;
     engine->stats.idle = true;
+    engine->mean_work = 1;
+    engine->published_load =
+        (struct auto_load){.max_sequences = engine->scheduler.limits.max_sequences, .mean_work = 1};
     engine->published = engine->stats;
     return 0;
 }
@@ -206,6 +218,7 @@ void engine_destroy(struct engine *engine) {
     sampler_destroy(&engine->sampler);
     inbox_destroy(&engine->inbox);
     event_queue_destroy(&engine->events);
+    step_log_destroy(&engine->step_log);
     kv_arena_destroy(engine->model, engine->arena);
     pthread_mutex_destroy(&engine->stats_lock);
     free(engine->attn_depth);
@@ -249,6 +262,28 @@ void engine_get_stats(struct engine *engine, struct engine_stats *stats) {
     pthread_mutex_lock(&engine->stats_lock);
     *stats = engine->published;
     pthread_mutex_unlock(&engine->stats_lock);
+}
+
+size_t engine_get_steps(struct engine *engine, struct step_record *records, size_t capacity) {
+    pthread_mutex_lock(&engine->stats_lock);
+    size_t count = step_log_copy(&engine->step_log, records, capacity);
+    pthread_mutex_unlock(&engine->stats_lock);
+    return count;
+}
+
+void engine_choose_tier(struct engine *engine, const struct auto_options *options,
+                        size_t prompt_tokens, struct auto_choice *choice) {
+    size_t unfinished, tokens;
+    pthread_mutex_lock(&engine->stats_lock);
+    struct auto_load load = engine->published_load;
+    size_t computed = engine->computed_tokens;
+    pthread_mutex_unlock(&engine->stats_lock);
+    /* Counted where requests come in: a burst within one step is seen as it arrives. */
+    inbox_count(&engine->inbox, &unfinished, &tokens);
+    load.unfinished = unfinished;
+    load.pending_tokens = tokens > computed ? tokens - computed : 0;
+    load.prompt_tokens = prompt_tokens;
+    auto_tier_choose(&engine->cost, engine->info, &load, options, choice);
 }
 
 size_t engine_max_sequence(const struct engine *engine) {
@@ -486,6 +521,30 @@ static void count_prediction(struct engine_stats *stats, double predicted, doubl
     stats->predicted_ns_total += (uint64_t)predicted;
 }
 
+/* For GET /debug/steps, and what recent rows ran. */
+static void log_step(struct engine *engine, const struct step *step,
+                     const struct step_result *result) {
+    struct step_record record = {
+        .number = engine->stats.steps,
+        .rows = step->rows,
+        .logit_rows = step->logit_count,
+        .body_none = result->body_none,
+        .body_dense = result->body_dense,
+        .body_gather = result->body_gather,
+    };
+    uint64_t run = 0;
+    for (size_t row = 0; row < step->rows; row++) {
+        record.tiers[step->tier[row]]++;
+        run += (uint64_t)engine->attn_depth[row] + engine->mlp_depth[row];
+    }
+    for (size_t i = 0; i < step->part_count; i++) {
+        record.decode_rows += sequence_is_decoding(step->parts[i].sequence);
+    }
+    double work = (double)run / (double)(step->rows * engine->info->sublayers);
+    engine->mean_work += (work - engine->mean_work) / 16;
+    engine->record = record;
+}
+
 static void run_step(struct engine *engine) {
     uint64_t start = time_now_ns();
     const struct step *step = scheduler_next_step(&engine->scheduler, start);
@@ -508,6 +567,7 @@ static void run_step(struct engine *engine) {
     model_step(engine->model, engine->arena, &batch, &result);
     count_step(engine, step, &result);
     count_depth(engine, step, &result);
+    log_step(engine, step, &result);
     scheduler_complete_step(&engine->scheduler);
     for (size_t i = 0; i < step->part_count; i++) {
         deliver_part(engine, step, &step->parts[i], &result);
@@ -518,6 +578,12 @@ static void run_step(struct engine *engine) {
     engine->stats.step_ns_total += end - start;
     engine->stats.last_step_at_ns = end;
     count_prediction(&engine->stats, predicted, (double)(end - start));
+    engine->record.at_ns = end;
+    engine->record.predicted_ns = (uint64_t)predicted;
+    engine->record.real_ns = end - start;
+    pthread_mutex_lock(&engine->stats_lock);
+    step_log_add(&engine->step_log, &engine->record);
+    pthread_mutex_unlock(&engine->stats_lock);
 }
 
 /* ---- The thread ------------------------------------------------------------------------------ */
@@ -535,8 +601,20 @@ static void publish_stats(struct engine *engine) {
     stats->prefix_hits = scheduler->prefix_hits;
     stats->idle = scheduler_is_empty(scheduler);
     stats->drain_seconds = (double)stats->waiting * engine->seconds_per_end;
+    size_t computed = 0;
+    const struct sequence *sequence = scheduler->running.first;
+    for (; sequence; sequence = sequence->next) {
+        size_t prompt = sequence->request.prompt_length;
+        computed += sequence->computed < prompt ? sequence->computed : prompt;
+    }
     pthread_mutex_lock(&engine->stats_lock);
     engine->published = *stats;
+    engine->computed_tokens = computed;
+    engine->published_load = (struct auto_load){
+        .max_sequences = scheduler->limits.max_sequences,
+        .seconds_per_end = engine->seconds_per_end,
+        .mean_work = engine->mean_work,
+    };
     pthread_mutex_unlock(&engine->stats_lock);
 }
 

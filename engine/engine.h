@@ -157,6 +157,7 @@ struct engine_options {
     size_t queue_timeout_ms; /* a request that did not start by then expires; 0: never */
     size_t prefill_chunk; /* most prompt tokens of one sequence in a step; 0: the step's rows */
     int body;             /* BODY_* */
+    size_t step_log;      /* steps kept for engine_get_steps; 0: none */
     bool no_prefix_cache; /* compute every prompt anew */
     const struct cost_model *cost; /* copied; NULL: measured */
     size_t step_target_us; /* prefill does not make a step with decode rows longer; 0: no target */
@@ -303,6 +304,36 @@ size_t engine_take_events(struct engine *engine, struct engine_event *events, si
 void engine_wait(struct engine *engine, unsigned timeout_ms);
 
 void engine_get_stats(struct engine *engine, struct engine_stats *stats);
+
+/* What one step was; tiers[i]: rows of tier i. */
+struct step_record {
+    uint64_t number, at_ns; /* counted from 1; time_now_ns() at its end */
+    size_t rows, decode_rows, logit_rows;
+    size_t body_none, body_dense, body_gather; /* sub-layers */
+    uint64_t predicted_ns, real_ns;
+    uint32_t tiers[TIERS_MAX];
+};
+
+/* Copies the last steps, oldest first; returns how many: 0 unless options.step_log asked for them.
+ */
+size_t engine_get_steps(struct engine *engine, struct step_record *records, size_t capacity);
+
+/* The tier for a request that leaves it to the server: the best with which, by prediction, the time
+ * to a first token and the time per token stay within the objectives, but none below the floor. */
+struct auto_options {
+    double first_token, per_token; /* seconds */
+    size_t floor;                  /* tier */
+    size_t previous;               /* the tier chosen last: going back up needs some more room */
+};
+enum auto_reason { AUTO_WITHIN, AUTO_FIRST_TOKEN, AUTO_PER_TOKEN };
+#define AUTO_REASONS (AUTO_PER_TOKEN + 1)
+struct auto_choice {
+    size_t tier;
+    enum auto_reason reason;       /* within the objectives, or what better tiers would miss */
+    double first_token, per_token; /* predicted, seconds */
+};
+void engine_choose_tier(struct engine *engine, const struct auto_options *options,
+                        size_t prompt_tokens, struct auto_choice *choice);
 
 /* Most tokens that one sequence can hold under the KV budget (at most the context). */
 size_t engine_max_sequence(const struct engine *engine);

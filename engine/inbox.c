@@ -86,6 +86,13 @@ void inbox_cancel(struct inbox *inbox, uint64_t id) {
     pthread_mutex_unlock(&inbox->lock);
 }
 
+void inbox_count(struct inbox *inbox, size_t *accepted, size_t *tokens) {
+    pthread_mutex_lock(&inbox->lock);
+    *accepted = inbox->accepted;
+    *tokens = inbox->tokens;
+    pthread_mutex_unlock(&inbox->lock);
+}
+
 void inbox_stop(struct inbox *inbox) {
     pthread_mutex_lock(&inbox->lock);
     inbox->stop = true;

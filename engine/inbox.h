@@ -35,6 +35,9 @@ int inbox_submit(struct inbox *inbox, struct sequence *sequence, struct error *e
 /* Any thread: marks the sequence as cancelled. An unknown id is ignored. */
 void inbox_cancel(struct inbox *inbox, uint64_t id);
 
+/* Any thread: requests and prompt tokens that are accepted and unfinished now. */
+void inbox_count(struct inbox *inbox, size_t *accepted, size_t *tokens);
+
 /* Any thread: the next inbox_collect is the last. */
 void inbox_stop(struct inbox *inbox);
 

@@ -13,7 +13,7 @@
 struct serve_flags {
     struct model_flags model;
     const char *model_path, *log_format, *log_level;
-    double step_target_ms, queue_timeout;
+    double step_target_ms, queue_timeout, ttft_slo_ms, tpot_slo_ms;
     struct serve_settings settings;
 };
 
@@ -22,6 +22,8 @@ static const struct serve_flags flags_default = {
     .log_format = "text",
     .log_level = "info",
     .step_target_ms = 50,
+    .ttft_slo_ms = 1000,
+    .tpot_slo_ms = 100,
     .settings =
         {
             .engine = {.kv_budget = (size_t)512 << 20,
@@ -47,6 +49,8 @@ static int flags_to_settings(struct serve_flags *flags, struct error *error) {
     struct serve_settings *settings = &flags->settings;
     size_t step_rows = settings->model.max_step_rows;
     settings->model_path = flags->model_path;
+    settings->auto_quality.first_token = flags->ttft_slo_ms / 1e3;
+    settings->auto_quality.per_token = flags->tpot_slo_ms / 1e3;
     settings->engine.queue_timeout_ms = (size_t)(flags->queue_timeout * 1e3);
     settings->engine.step_target_us = (size_t)(flags->step_target_ms * 1e3);
     int result = model_flags_options(&flags->model, &settings->model, error);
@@ -67,6 +71,15 @@ int cmd_serve(int argc, char **argv) {
          &s->served_name, 0, 0},
         {"default-quality", 0, FLAG_TEXT, "TIER", "for requests that name none (the model's)",
          &s->default_quality, 0, 0},
+        {"ttft-slo-ms", 0, FLAG_REAL, "MS",
+         "quality auto: what a first token may take, 0 makes auto the default tier (1000)",
+         &values.ttft_slo_ms, 0, 1e9},
+        {"tpot-slo-ms", 0, FLAG_REAL, "MS", "quality auto: what each further token may take (100)",
+         &values.tpot_slo_ms, 0, 1e9},
+        {"auto-floor", 0, FLAG_TEXT, "TIER", "quality auto: the lowest tier it may choose (any)",
+         &s->auto_floor, 0, 0},
+        {"debug-steps", 0, FLAG_COUNT, "N", "steps that GET /debug/steps shows, 0 for off (0)",
+         &s->engine.step_log, 0, 65536},
         {"kv-budget", 0, FLAG_BYTES, "SIZE", "memory for KV, taken at start (512MiB)",
          &s->engine.kv_budget, 1, TIB},
         {"max-sequences", 0, FLAG_COUNT, "N", "running at once (256)", &s->engine.max_sequences, 1,

@@ -116,10 +116,33 @@ static unsigned retry_after(const struct server *server) {
                                                  : RETRY_AFTER_MAX;
 }
 
+/* The tier is chosen here and never changes: an answer is of one quality throughout. */
+static void job_choose_tier(struct completion_job *job) {
+    static const char *const reasons[AUTO_REASONS] = {
+        [AUTO_WITHIN] = "within the objectives",
+        [AUTO_FIRST_TOKEN] = "time to first token",
+        [AUTO_PER_TOKEN] = "time per token",
+    };
+    struct server *server = job->server;
+    struct auto_choice choice;
+    size_t tokens = 0;
+    for (size_t i = 0; i < job->request.prompt_count; i++) {
+        tokens += job->request.prompts[i].tokens.count;
+    }
+    engine_choose_tier(server->engine, &server->auto_quality, tokens, &choice);
+    server->auto_quality.previous = choice.tier;
+    server->metrics.auto_choices[choice.tier][choice.reason]++;
+    job->request.tier = choice.tier;
+    job->request.tier_reason = reasons[choice.reason];
+}
+
 /* All choices or none: on failure job->error is set, and what was accepted is cancelled by
  * job_fail. */
 static int job_submit(struct completion_job *job) {
     struct server *server = job->server;
+    if (job->request.tier_is_auto && server->settings->auto_quality.first_token > 0) {
+        job_choose_tier(job);
+    }
     if (completion_create(&server->context, &job->request, job->exchange->request_id, time(NULL),
                           server_random(), &job->completion, &job->error) != 0) {
         return FATHOM_NO_MEMORY;

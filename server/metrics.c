@@ -147,8 +147,7 @@ static void page_engine(struct page *page) {
     page_value(page, "fathom_step_seconds_total", "counter", "Time in steps.",
                (double)stats->step_ns_total / 1e9);
     page_value(page, "fathom_step_predicted_seconds_total", "counter",
-               "Time in steps, as predicted before each.",
-               (double)stats->predicted_ns_total / 1e9);
+               "Time in steps, as predicted before each.", (double)stats->predicted_ns_total / 1e9);
     page_step_errors(page);
     page_start(page, "fathom_bodies_total", "counter",
                "Sub-layer executions by how their rows were run.");
@@ -180,6 +179,21 @@ static void page_finished(struct page *page) {
         for (size_t reason = 0; reason < FINISH_REASONS; reason++) {
             page_line(page, name, (double)page->server->metrics.tiers[i].finished[reason],
                       "quality", page->model->tiers[i].name, "finished_reason", reasons[reason]);
+        }
+    }
+}
+
+static void page_auto_choices(struct page *page) {
+    static const char *const reasons[AUTO_REASONS] = {[AUTO_WITHIN] = "within",
+                                                      [AUTO_FIRST_TOKEN] = "first_token",
+                                                      [AUTO_PER_TOKEN] = "per_token"};
+    const char *name = "fathom_auto_quality_total";
+    page_start(page, name, "counter",
+               "Requests that left their tier to the server, by its choice.");
+    for (size_t i = 0; i < page->model->tier_count; i++) {
+        for (size_t reason = 0; reason < AUTO_REASONS; reason++) {
+            page_line(page, name, (double)page->server->metrics.auto_choices[i][reason], "quality",
+                      page->model->tiers[i].name, "reason", reasons[reason]);
         }
     }
 }
@@ -281,6 +295,7 @@ void metrics_write(struct server *server, struct text_buffer *out) {
     page_sublayers(&page, "fathom_sublayers_skipped_total", "Sub-layers skipped, times rows.",
                    page.stats.attn_skipped, page.stats.mlp_skipped);
     page_finished(&page);
+    page_auto_choices(&page);
     page_histograms(&page);
     if (server->settings->vllm_metric_names) page_vllm_names(&page);
     page_process(&page);

@@ -29,6 +29,7 @@ struct request_metrics {
 
 struct metrics {
     struct request_metrics tiers[TIERS_MAX];
+    uint64_t auto_choices[TIERS_MAX][AUTO_REASONS];
     uint64_t responses[STATUS_CODES]; /* by HTTP status; 499: the client left first */
 };
 
