@@ -5,6 +5,7 @@
  * thread, as long as one object is used by one thread at a time. The life of one request:
  *
  *   completion_request_parse     body -> request, or an api_error     loop or pool thread
+ *     (or chat_request_parse; all that follows is the same for both)
  *   completion_request_tokenize  texts -> ids, lengths checked        pool thread
  *   completion_create            one choice per prompt x n            loop thread, and so below
  *   completion_fill              -> struct engine_request for engine_submit, once per choice
@@ -38,7 +39,7 @@ void text_append_format(struct text_buffer *buffer, const char *format, ...)
 void text_append_json(struct text_buffer *buffer, const char *bytes, size_t length);
 void text_free(struct text_buffer *buffer); /* back to empty */
 
-/* ---- What every request is checked against ------------------------------------------------- */
+/* ---- What every request is checked against --------------------------------------------------- */
 
 /* The caller's, immutable, outliving every request made with it. */
 struct api_context {
@@ -50,9 +51,14 @@ struct api_context {
     bool default_is_auto;    /* silence leaves the tier to the server, as "auto" does */
     size_t max_sequence;     /* engine_max_sequence: tokens that fit the KV budget */
     size_t max_choices;      /* most prompts x n of one request (the engine's queue); 0: no limit */
+    const char *chat_format; /* --chat-format, a known name; NULL: what the tokenizer's files say */
 };
 
-/* ---- Errors -------------------------------------------------------------------------------- */
+/* The chat formats there are, for messages: "chatml, llama3, ...". */
+extern const char chat_format_names[];
+bool chat_format_is_known(const char *name);
+
+/* ---- Errors ---------------------------------------------------------------------------------- */
 
 struct api_error {
     int status;             /* HTTP: 4xx, 5xx */
@@ -71,14 +77,14 @@ int api_error_set(struct api_error *error, int status, const char *code, const c
                   const char *format, ...) __attribute__((format(printf, 5, 6)));
 
 /* What a failed engine_submit means to a client: FULL 429 server_overloaded,
- * NO_MEMORY 400 kv_budget_exceeded (it could never fit), INVALID and UNSUPPORTED 400, NOT_FOUND
- * 404, else 500. */
+ * TOO_LARGE 400 kv_budget_exceeded (it could never fit), NO_MEMORY 503, INVALID and UNSUPPORTED
+ * 400, NOT_FOUND 404, else 500. */
 int api_error_from_engine(struct api_error *error, const struct error *cause);
 
 /* {"error":{"message":...,"type":...,"param":...|null,"code":...|null}} */
 void api_error_write(const struct api_error *error, struct text_buffer *out);
 
-/* ---- A completion request, checked --------------------------------------------------------- */
+/* ---- A completion request, checked ----------------------------------------------------------- */
 
 #define PROMPTS_MAX        256
 #define CHOICES_MAX        128 /* n */
@@ -88,10 +94,20 @@ void api_error_write(const struct api_error *error, struct text_buffer *out);
 #define CACHE_SALT_MAX     256
 #define JSON_DEPTH_MAX     64
 
-/* A prompt as sent. `tokens` is complete once completion_request_tokenize has succeeded. */
+/* A place in a chat's text. What is before it and what is behind it are tokenized apart, and a
+ * token of the chat format stands between them (-1: none). */
+struct prompt_mark {
+    size_t position; /* 0..text_length */
+    int32_t token;
+};
+
+/* A prompt as sent, or rendered from messages. `tokens` is complete once
+ * completion_request_tokenize has succeeded. */
 struct prompt {
     char *text; /* malloc'd bytes, may hold NUL; NULL when ids were sent */
     size_t text_length;
+    struct prompt_mark *marks; /* malloc'd, of a chat, in order */
+    size_t mark_count;
     struct token_list tokens;
     size_t hidden;     /* leading tokens that we added (bos): never part of an echo's text */
     size_t max_tokens; /* of its completions: the request's, or the default cut to the context */
@@ -105,6 +121,7 @@ struct stop_string {
 };
 
 struct completion_request {
+    bool is_chat;
     struct prompt *prompts;    /* malloc'd */
     size_t prompt_count;       /* 1..PROMPTS_MAX */
     size_t choices_per_prompt; /* n, 1..CHOICES_MAX */
@@ -113,7 +130,8 @@ struct completion_request {
     const char *tier_reason;   /* why it chose; static; NULL: it did not */
     int32_t priority;          /* lower first */
     bool has_max_tokens;
-    size_t max_tokens, min_tokens; /* max_tokens: MAX_TOKENS_DEFAULT when absent */
+    size_t max_tokens, min_tokens; /* max_tokens when absent: MAX_TOKENS_DEFAULT; of a chat,
+                                      INT32_MAX: the rest of the context */
     bool has_seed;
     struct sampling sampling; /* .bias points to `bias`; .seed is meaningful if has_seed */
     struct logit_bias *bias;  /* malloc'd */
@@ -135,6 +153,13 @@ int completion_request_parse(const struct api_context *context, const char *body
                              const char *quality_header, struct completion_request *request,
                              struct api_error *error);
 
+/* The same for a POST /v1/chat/completions body. Its messages become the one prompt, written in the
+ * model's chat format: context->chat_format, else the tokenizer's. Where neither is known, 400
+ * chat_format_unknown. */
+int chat_request_parse(const struct api_context *context, const char *body, size_t length,
+                       const char *quality_header, struct completion_request *request,
+                       struct api_error *error);
+
 /* Tokenizes the text prompts and checks every prompt's length with its max_tokens against the
  * context and the KV budget. Once per request; slow for long texts. On failure the request is still
  * to be freed. */
@@ -143,7 +168,7 @@ int completion_request_tokenize(const struct api_context *context,
 
 void completion_request_free(struct completion_request *request);
 
-/* ---- A completion under way ---------------------------------------------------------------- */
+/* ---- A completion under way ------------------------------------------------------------------ */
 
 struct completion;
 
@@ -155,9 +180,9 @@ enum {
     PUSH_FAILED = 8, /* the engine failed or cancelled it, or no memory: answer with an error */
 };
 
-/* `id` is unique per request (<= 128 bytes; the answer's id is "cmpl-" and it), `created` Unix
- * seconds. `random_seed` serves when the request has no seed. Context and request must outlive the
- * completion. Returns 0, or a 500 in `error` when there is no memory. */
+/* `id` is unique per request (<= 128 bytes; the answer's id is "cmpl-" or "chatcmpl-" and it),
+ * `created` Unix seconds. `random_seed` serves when the request has no seed. Context and request
+ * must outlive the completion. Returns 0, or a 500 in `error` when there is no memory. */
 int completion_create(const struct api_context *context, const struct completion_request *request,
                       const char *id, int64_t created, uint64_t random_seed,
                       struct completion **completion, struct api_error *error);
@@ -193,7 +218,8 @@ void completion_get_usage(const struct completion *completion, struct engine_usa
 void completion_write_response(const struct completion *completion, struct text_buffer *out);
 
 /* Streaming: one event "data: {...}\n\n" with what became visible since the last one, and the
- * finish_reason with the last text. Writes nothing and returns false when there is nothing to say,
+ * finish_reason with the last text; of a chat, the first time, one with the role before it. Writes
+ * nothing and returns false when there is nothing to say,
  * so it may be called for any choice after any number of pushes. What was written is forgotten. */
 bool completion_write_chunk(struct completion *completion, size_t choice, struct text_buffer *out);
 
@@ -206,7 +232,7 @@ void stream_write_error(const struct api_error *error, struct text_buffer *out);
 void stream_write_done(struct text_buffer *out);
 void stream_write_ping(struct text_buffer *out);
 
-/* ---- The smaller endpoints ----------------------------------------------------------------- */
+/* ---- The smaller endpoints ------------------------------------------------------------------- */
 
 /* GET /v1/models, GET /v1/models/ID (ID percent-decoded; a tier suffix is allowed): 404
  * model_not_found. */

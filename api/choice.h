@@ -44,6 +44,7 @@ struct choice {
     size_t completion_tokens; /* up to the one that finished the choice, itself included */
     const char *finish;       /* "stop", "length"; NULL: not yet known */
     bool finish_written;
+    bool role_written;         /* of a chat's stream */
     bool ended;                /* EVENT_FINISHED was taken */
     bool failed;               /* memory ran out */
     struct engine_usage usage; /* once ended */

@@ -5,24 +5,28 @@
 
 static void write_prefix(struct completion *completion, const char *id, int64_t created) {
     const struct api_context *context = completion->context;
-    const char *tier = context->model->tiers[completion->request->tier].name;
+    const struct completion_request *request = completion->request;
+    const char *tier = context->model->tiers[request->tier].name;
+    const char *object = !request->is_chat ? "text_completion"
+                         : request->stream ? "chat.completion.chunk"
+                                           : "chat.completion";
     struct text_buffer *out = &completion->prefix, fingerprint = {0}, name = {0};
-    text_append_format(&name, "cmpl-%.128s", id);
+    text_append_format(&name, "%s-%.128s", request->is_chat ? "chatcmpl" : "cmpl", id);
     text_append_format(&fingerprint, "fathom-" FATHOM_VERSION "-%s-%s", context->model->weights,
                        tier);
     text_append_string(out, "{\"id\":");
     text_append_json(out, name.data, name.length);
-    text_append_format(
-        out, ",\"object\":\"text_completion\",\"created\":%lld,\"model\":", (long long)created);
+    text_append_format(out, ",\"object\":\"%s\",\"created\":%lld,\"model\":", object,
+                       (long long)created);
     text_append_json(out, context->served_name, strlen(context->served_name));
     text_append_string(out, ",\"system_fingerprint\":");
     text_append_json(out, fingerprint.data, fingerprint.length);
     text_append_string(out, ",\"quality\":");
     text_append_json(out, tier, strlen(tier));
-    if (completion->request->tier_reason) {
-        text_append_format(out, ",\"quality_reason\":\"%s\"", completion->request->tier_reason);
+    if (request->tier_reason) {
+        text_append_format(out, ",\"quality_reason\":\"%s\"", request->tier_reason);
     }
-    if (completion->request->service_tier) text_append_string(out, ",\"service_tier\":\"default\"");
+    if (request->service_tier) text_append_string(out, ",\"service_tier\":\"default\"");
     text_append_string(out, ",\"choices\":[");
     out->failed |= name.failed || fingerprint.failed;
     text_free(&name);

@@ -1,15 +1,16 @@
-/* A POST /v1/completions body -> struct completion_request. One function per group of fields, in
- * the order of the table in which the API is documented. */
+/* A POST /v1/completions or /v1/chat/completions body -> struct completion_request. One function
+ * per group of fields, in the order of the table in which the API is documented. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "api/chat.h"
 #include "api/prompt.h"
 #include "api/served_model.h"
 #include "api/stop.h"
+#include "api/unsupported.h"
 
-static int refuse_unsupported(const json_t *body, struct api_error *error);
 static int read_model_and_tier(const struct api_context *context, const json_t *body,
                                const char *quality_header, struct completion_request *request,
                                struct api_error *error);
@@ -27,6 +28,8 @@ static int read_stop_tokens(const json_t *body, size_t vocab, struct completion_
                             struct api_error *error);
 static int read_output(const json_t *body, struct completion_request *request,
                        struct api_error *error);
+static int read_chat_output(const json_t *body, struct completion_request *request,
+                            struct api_error *error);
 static int read_stream(const json_t *body, struct completion_request *request,
                        struct api_error *error);
 
@@ -34,13 +37,14 @@ static int read_body(const struct api_context *context, const json_t *body,
                      const char *quality_header, struct completion_request *request,
                      struct api_error *error) {
     size_t vocab = context->model->vocab;
-    int result = refuse_unsupported(body, error);
+    bool is_chat = request->is_chat;
+    int result = unsupported_refuse(body, is_chat, error);
     if (!result) {
         result = read_model_and_tier(context, body, quality_header, request, error);
     }
-    if (!result) result = prompts_read(context, field_get(body, "prompt"), request, error);
-    if (!result) result = read_output(body, request, error);
+    if (!result) result = (is_chat ? read_chat_output : read_output)(body, request, error);
     if (!result) result = read_lengths(body, request, error);
+    if (!result) result = (is_chat ? messages_read : prompts_read)(context, body, request, error);
     if (!result) result = read_counts(context, body, request, error);
     if (!result) result = read_sampling(body, request, error);
     if (!result) result = read_logit_bias(body, vocab, request, error);
@@ -50,22 +54,40 @@ static int read_body(const struct api_context *context, const json_t *body,
     return result;
 }
 
-int completion_request_parse(const struct api_context *context, const char *body, size_t length,
-                             const char *quality_header, struct completion_request *request,
-                             struct api_error *error) {
+static int parse(const struct api_context *context, const char *body, size_t length,
+                 const char *quality_header, struct completion_request *request,
+                 struct api_error *error) {
     json_t *object;
-    *request = (struct completion_request){
-        .choices_per_prompt = 1,
-        .max_tokens = MAX_TOKENS_DEFAULT,
-        .top_logprobs = -1,
-        .sampling = {.temperature = 1, .top_p = 1, .repetition_penalty = 1},
-    };
     int result = body_parse(body, length, &object, error);
     if (result != 0) return result;
     result = read_body(context, object, quality_header, request, error);
     json_decref(object);
     if (result != 0) completion_request_free(request);
     return result;
+}
+
+static const struct completion_request defaults = {
+    .choices_per_prompt = 1,
+    .max_tokens = MAX_TOKENS_DEFAULT,
+    .top_logprobs = -1,
+    .sampling = {.temperature = 1, .top_p = 1, .repetition_penalty = 1},
+};
+
+int completion_request_parse(const struct api_context *context, const char *body, size_t length,
+                             const char *quality_header, struct completion_request *request,
+                             struct api_error *error) {
+    *request = defaults;
+    return parse(context, body, length, quality_header, request, error);
+}
+
+/* Of a chat, the default length is the rest of the context: more than any context has. */
+int chat_request_parse(const struct api_context *context, const char *body, size_t length,
+                       const char *quality_header, struct completion_request *request,
+                       struct api_error *error) {
+    *request = defaults;
+    request->is_chat = true;
+    request->max_tokens = INT32_MAX;
+    return parse(context, body, length, quality_header, request, error);
 }
 
 void completion_request_free(struct completion_request *request) {
@@ -75,88 +97,6 @@ void completion_request_free(struct completion_request *request) {
     free(request->bias);
     free(request->cache_salt);
     *request = (struct completion_request){0};
-}
-
-/* What would change the answer and is not done here must be refused, or a client would take an
- * answer for something that it is not. A value that asks for nothing is let through: clients send
- * their defaults. */
-enum neutral { NEVER, IF_EMPTY, IF_FALSE, IF_TRUE, IF_ZERO, IF_ONE };
-
-static const struct {
-    const char *name;
-    enum neutral neutral;
-} unsupported[] = {
-    {"suffix", IF_EMPTY},
-    {"tools", IF_EMPTY},
-    {"tool_choice", NEVER},
-    {"functions", IF_EMPTY},
-    {"function_call", NEVER},
-    {"audio", NEVER},
-    {"modalities", NEVER},
-    {"prediction", NEVER},
-    {"reasoning_effort", NEVER},
-    {"web_search_options", NEVER},
-    {"prompt_embeds", NEVER},
-    {"prompt_logprobs", NEVER},
-    {"truncate_prompt_tokens", NEVER},
-    {"structured_outputs", NEVER},
-    {"guided_json", NEVER},
-    {"guided_regex", NEVER},
-    {"guided_choice", NEVER},
-    {"guided_grammar", NEVER},
-    {"guided_decoding_backend", NEVER},
-    {"json_schema", NEVER},
-    {"grammar", NEVER},
-    {"allowed_token_ids", NEVER},
-    {"bad_words", IF_EMPTY},
-    {"logits_processors", IF_EMPTY},
-    {"include_stop_str_in_output", IF_FALSE},
-    {"skip_special_tokens", IF_TRUE},
-    {"add_special_tokens", IF_TRUE},
-    {"return_tokens_as_token_ids", IF_FALSE},
-    {"return_token_ids", IF_FALSE},
-    {"use_beam_search", IF_FALSE},
-    {"early_stopping", IF_FALSE},
-    {"length_penalty", IF_ONE},
-    {"typical_p", IF_ONE},
-    {"mirostat", IF_ZERO},
-};
-
-static bool asks_for_nothing(const json_t *value, enum neutral neutral) {
-    switch (neutral) {
-    case IF_EMPTY:
-        return (json_is_string(value) && json_string_length(value) == 0) ||
-               (json_is_array(value) && json_array_size(value) == 0) ||
-               (json_is_object(value) && json_object_size(value) == 0);
-    case IF_FALSE:
-        return json_is_false(value);
-    case IF_TRUE:
-        return json_is_true(value);
-    case IF_ZERO:
-        return json_is_number(value) && json_number_value(value) == 0;
-    case IF_ONE:
-        return json_is_number(value) && json_number_value(value) == 1;
-    default:
-        return false;
-    }
-}
-
-static int refuse_unsupported(const json_t *body, struct api_error *error) {
-    for (size_t i = 0; i < sizeof unsupported / sizeof *unsupported; i++) {
-        const char *name = unsupported[i].name;
-        const json_t *value = field_get(body, name);
-        if (!value || asks_for_nothing(value, unsupported[i].neutral)) continue;
-        return api_error_set(error, 400, "unsupported_parameter", name, "%s is not supported here",
-                             name);
-    }
-    const json_t *format = field_get(body, "response_format");
-    const char *type = json_string_value(json_object_get(format, "type"));
-    if (format && (!type || strcmp(type, "text") != 0)) {
-        return api_error_set(
-            error, 400, "unsupported_parameter", "response_format",
-            "response_format other than {\"type\":\"text\"} is not supported here");
-    }
-    return 0;
 }
 
 /* The most specific voice wins: body, header, model suffix, default. */
@@ -192,7 +132,8 @@ static int read_max_tokens(const json_t *body, struct completion_request *reques
     static const char *const names[] = {"max_tokens", "max_completion_tokens"};
     for (size_t i = 0; i < 2; i++) {
         int64_t value = -1;
-        int result = field_read_integer(body, names[i], 0, INT32_MAX, &value, error);
+        int64_t least = request->is_chat ? 1 : 0;
+        int result = field_read_integer(body, names[i], least, INT32_MAX, &value, error);
         if (result != 0) return result;
         if (value < 0) continue;
         if (request->has_max_tokens && (size_t)value != request->max_tokens) {
@@ -231,7 +172,9 @@ static int read_counts(const struct api_context *context, const json_t *body,
     int64_t n = 1, priority = 0;
     int result = field_read_integer(body, "n", 1, CHOICES_MAX, &n, error);
     int64_t best_of = n;
-    if (!result) result = field_read_integer(body, "best_of", 1, CHOICES_MAX, &best_of, error);
+    if (!result && !request->is_chat) {
+        result = field_read_integer(body, "best_of", 1, CHOICES_MAX, &best_of, error);
+    }
     if (!result) {
         result = field_read_integer(body, "priority", INT32_MIN, INT32_MAX, &priority, error);
     }
@@ -380,14 +323,16 @@ static int read_stop_tokens(const json_t *body, size_t vocab, struct completion_
     struct token_list list = {0};
     if (!array) return 0;
     if (!json_is_array(array)) return field_refuse(name, array, error, "an array of token ids");
-    if (json_array_size(array) > STOP_TOKENS_MAX) {
-        return api_error_set(error, 400, NULL, name, "stop_token_ids has %zu ids; the limit is %d",
-                             json_array_size(array), STOP_TOKENS_MAX);
+    size_t room = STOP_TOKENS_MAX - request->stop_token_count; /* a chat's format took its own */
+    if (json_array_size(array) > room) {
+        return api_error_set(error, 400, NULL, name, "stop_token_ids has %zu ids; the limit is %zu",
+                             json_array_size(array), room);
     }
     int result = value_to_tokens(array, name, vocab, &list, error);
     if (result != 0) return result;
-    memcpy(request->stop_tokens, list.ids, list.count * sizeof *list.ids);
-    request->stop_token_count = list.count;
+    memcpy(request->stop_tokens + request->stop_token_count, list.ids,
+           list.count * sizeof *list.ids);
+    request->stop_token_count += list.count;
     free(list.ids);
     return 0;
 }
@@ -415,6 +360,24 @@ static int read_output(const json_t *body, struct completion_request *request,
     if (!result) result = field_read_bool(body, "return_depth", &request->return_depth, error);
     if (!result) result = read_cache_salt(body, request, error);
     request->top_logprobs = (int32_t)logprobs;
+    request->service_tier = field_get(body, "service_tier") != NULL;
+    return result;
+}
+
+static int read_chat_output(const json_t *body, struct completion_request *request,
+                            struct api_error *error) {
+    bool logprobs = false;
+    int64_t top = 0;
+    int result = field_read_bool(body, "logprobs", &logprobs, error);
+    if (!result) {
+        result = field_read_integer(body, "top_logprobs", 0, TOP_LOGPROBS_MAX, &top, error);
+    }
+    if (!result) result = field_read_bool(body, "return_depth", &request->return_depth, error);
+    if (!result && !logprobs && field_get(body, "top_logprobs")) {
+        return api_error_set(error, 400, NULL, "top_logprobs",
+                             "top_logprobs may be given only with logprobs: true");
+    }
+    request->top_logprobs = logprobs ? (int32_t)top : -1;
     request->service_tier = field_get(body, "service_tier") != NULL;
     return result;
 }

@@ -21,16 +21,16 @@ static bool is_utf8(const char *bytes, size_t length) {
     return true;
 }
 
-/* A token as a string. A part of a character is written as "bytes:\xE2\x82": two such tokens would
- * both be U+FFFD otherwise. */
-static void write_token(const struct tokenizer *tokenizer, int32_t token, struct text_buffer *out) {
+/* A token as a string. A part of a character is written as "bytes:\xE2\x82", in a chat "\xE2\x82":
+ * two such tokens would both be U+FFFD otherwise. */
+static void write_token(const struct choice *choice, int32_t token, struct text_buffer *out) {
     size_t length;
-    const char *bytes = tokenizer_bytes(tokenizer, token, &length);
+    const char *bytes = tokenizer_bytes(choice->tokenizer, token, &length);
     if (is_utf8(bytes, length)) {
         text_append_json(out, bytes, length);
         return;
     }
-    text_append_string(out, "\"bytes:");
+    text_append_string(out, choice->request->is_chat ? "\"" : "\"bytes:");
     for (size_t i = 0; i < length; i++) {
         bool is_plain = bytes[i] >= 0x20 && bytes[i] < 0x7f && bytes[i] != '"' && bytes[i] != '\\';
         if (is_plain) {
@@ -66,7 +66,7 @@ static void write_top(const struct choice *choice, const struct token_record *re
         }
         if (is_repeated) continue;
         if (i > 0) text_append_string(out, ",");
-        write_token(choice->tokenizer, entries[i].token, out);
+        write_token(choice, entries[i].token, out);
         text_append_string(out, ":");
         write_logprob(entries[i].logprob, out);
     }
@@ -78,7 +78,7 @@ static void write_logprobs(const struct choice *choice, size_t records, struct t
     text_append_string(out, "{\"tokens\":[");
     for (size_t i = 0; i < records; i++) {
         if (i > 0) text_append_string(out, ",");
-        write_token(choice->tokenizer, choice->records[i].token, out);
+        write_token(choice, choice->records[i].token, out);
     }
     text_append_string(out, "],\"token_logprobs\":[");
     for (size_t i = 0; i < records; i++) {
@@ -105,18 +105,71 @@ static void write_logprobs(const struct choice *choice, size_t records, struct t
     text_append_string(out, "]}");
 }
 
+/* "token":...,"logprob":...,"bytes":[...]: what a chat says of a token, alternative or not. */
+static void write_chat_token(const struct choice *choice, const struct token_logprob *token,
+                             struct text_buffer *out) {
+    size_t length;
+    const char *bytes = tokenizer_bytes(choice->tokenizer, token->token, &length);
+    text_append_string(out, "\"token\":");
+    write_token(choice, token->token, out);
+    text_append_string(out, ",\"logprob\":");
+    write_logprob(token->logprob, out);
+    text_append_string(out, ",\"bytes\":[");
+    for (size_t i = 0; i < length; i++) {
+        text_append_format(out, "%s%u", i > 0 ? "," : "", (unsigned)(unsigned char)bytes[i]);
+    }
+    text_append_string(out, "]");
+}
+
+/* One entry per token of the message's content, so that the bytes add up to it: a token that wrote
+ * nothing, the one that ended the answer, is not among them. */
+static void write_chat_logprobs(const struct choice *choice, size_t records,
+                                struct text_buffer *out) {
+    const char *comma = "";
+    text_append_string(out, "{\"content\":[");
+    for (size_t i = 0, top = 0; i < records; top += choice->records[i++].top_count) {
+        const struct token_record *record = &choice->records[i];
+        if (record->end == record->start) continue;
+        text_append_format(out, "%s{", comma);
+        write_chat_token(choice, &(struct token_logprob){record->token, record->logprob}, out);
+        text_append_string(out, ",\"top_logprobs\":[");
+        for (size_t j = 0; j < record->top_count; j++) {
+            text_append_string(out, j > 0 ? ",{" : "{");
+            write_chat_token(choice, &choice->top[top + j], out);
+            text_append_string(out, "}");
+        }
+        text_append_string(out, "]}");
+        comma = ",";
+    }
+    text_append_string(out, "],\"refusal\":null}");
+}
+
+/* The visible text, as each endpoint wraps it. */
+static void write_text(const struct choice *choice, struct text_buffer *out) {
+    const struct completion_request *request = choice->request;
+    const char *before = !request->is_chat ? "\"text\":"
+                         : request->stream ? "\"delta\":{\"content\":"
+                                           : "\"message\":{\"role\":\"assistant\",\"content\":";
+    const char *after = !request->is_chat ? "" : request->stream ? "}" : ",\"refusal\":null}";
+    text_append_string(out, before);
+    text_append_json(out, choice->text.data, choice->visible - choice->forgotten);
+    text_append_string(out, after);
+}
+
 /* What is visible of a choice and not yet forgotten. */
 static void write_choice(const struct completion *completion, size_t index,
                          struct text_buffer *out) {
     const struct choice *choice = &completion->choices[index];
     size_t top_count, records = choice_visible_records(choice, &top_count);
-    text_append_format(out, "{\"index\":%zu,\"text\":", index);
-    text_append_json(out, choice->text.data, choice->visible - choice->forgotten);
+    text_append_format(out, "{\"index\":%zu,", index);
+    write_text(choice, out);
     text_append_string(out, ",\"logprobs\":");
-    if (completion->request->top_logprobs >= 0) {
-        write_logprobs(choice, records, out);
-    } else {
+    if (completion->request->top_logprobs < 0) {
         text_append_string(out, "null");
+    } else if (completion->request->is_chat) {
+        write_chat_logprobs(choice, records, out);
+    } else {
+        write_logprobs(choice, records, out);
     }
     if (choice->finish) {
         text_append_format(out, ",\"finish_reason\":\"%s\"", choice->finish);
@@ -185,11 +238,28 @@ static void write_chunk_usage(const struct completion *completion, const struct 
     }
 }
 
+/* The first event of a choice of a chat. */
+static void write_role_chunk(const struct completion *completion, size_t index,
+                             struct text_buffer *out) {
+    text_append_string(out, "data: ");
+    write_prefix(completion, out);
+    text_append_format(out,
+                       "{\"index\":%zu,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},"
+                       "\"logprobs\":null,\"finish_reason\":null}]",
+                       index);
+    write_chunk_usage(completion, &completion->choices[index], out);
+    text_append_string(out, "}\n\n");
+}
+
 bool completion_write_chunk(struct completion *completion, size_t index, struct text_buffer *out) {
     struct choice *choice = &completion->choices[index];
     bool has_news =
         choice->visible > choice->forgotten || (choice->finish && !choice->finish_written);
     if (!has_news) return false;
+    if (completion->request->is_chat && !choice->role_written) {
+        write_role_chunk(completion, index, out);
+        choice->role_written = true;
+    }
     text_append_string(out, "data: ");
     write_prefix(completion, out);
     write_choice(completion, index, out);

@@ -1,5 +1,6 @@
 #include "api/prompt.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,9 +38,9 @@ static int read_list(const struct api_context *context, const json_t *list,
     return 0;
 }
 
-int prompts_read(const struct api_context *context, const json_t *value,
+int prompts_read(const struct api_context *context, const json_t *body,
                  struct completion_request *request, struct api_error *error) {
-    const json_t *first = json_array_get(value, 0);
+    const json_t *value = field_get(body, "prompt"), *first = json_array_get(value, 0);
     bool is_list = json_is_string(first) || json_is_array(first);
     if (!is_list && !json_is_string(value) && !json_is_number(first)) {
         const char *expected =
@@ -61,6 +62,41 @@ int prompts_read(const struct api_context *context, const json_t *value,
     return read_one(context, value, "prompt", &request->prompts[0], error);
 }
 
+static int push_token(struct token_list *list, int32_t id, struct api_error *error) {
+    if (list->count == list->capacity) {
+        size_t capacity = list->capacity ? 2 * list->capacity : 16;
+        int32_t *grown = realloc(list->ids, capacity * sizeof *grown);
+        if (!grown) return refuse_no_memory(error);
+        list->ids = grown;
+        list->capacity = capacity;
+    }
+    list->ids[list->count++] = id;
+    return 0;
+}
+
+/* The stretches between the marks, and the marks' tokens. */
+static int encode(const struct tokenizer *tokenizer, struct prompt *prompt, bool parse_special,
+                  const char *param, struct api_error *error) {
+    size_t at = 0;
+    for (size_t i = 0; i <= prompt->mark_count; i++) {
+        bool is_last = i == prompt->mark_count;
+        size_t end = is_last ? prompt->text_length : prompt->marks[i].position;
+        struct error cause = {0};
+        int result = tokenizer_encode(tokenizer, prompt->text + at, end - at, parse_special,
+                                      &prompt->tokens, &cause);
+        if (result == FATHOM_NO_MEMORY) return refuse_no_memory(error);
+        if (result != 0) {
+            return api_error_set(error, 400, NULL, param, "%s: %s", param, cause.message);
+        }
+        if (!is_last && prompt->marks[i].token >= 0) {
+            result = push_token(&prompt->tokens, prompt->marks[i].token, error);
+            if (result != 0) return result;
+        }
+        at = end;
+    }
+    return 0;
+}
+
 /* Text -> ids as the model wants to see them: the bos token first if the tokenizer adds one, and
  * never nothing (an empty text becomes the token that starts a document). Special tokens written in
  * the text are recognised. */
@@ -76,17 +112,20 @@ static int tokenize(const struct api_context *context, struct prompt *prompt, co
                              param);
     }
     if (is_empty || (tokenizer_adds_bos(tokenizer) && bos >= 0)) {
-        prompt->tokens.ids = malloc(sizeof *prompt->tokens.ids);
-        if (!prompt->tokens.ids) return refuse_no_memory(error);
-        prompt->tokens.ids[0] = start;
-        prompt->tokens.count = prompt->tokens.capacity = prompt->hidden = 1;
+        int result = push_token(&prompt->tokens, start, error);
+        if (result != 0) return result;
+        prompt->hidden = 1;
     }
-    struct error cause = {0};
-    int result = tokenizer_encode(tokenizer, prompt->text, prompt->text_length, true,
-                                  &prompt->tokens, &cause);
-    if (result == FATHOM_NO_MEMORY) return refuse_no_memory(error);
-    if (result != 0) return api_error_set(error, 400, NULL, param, "%s: %s", param, cause.message);
-    return 0;
+    return encode(tokenizer, prompt, true, param, error);
+}
+
+/* A chat's format has brought its bos, and its special tokens are its marks: what its messages
+ * write is never one. */
+static int tokenize_chat(const struct api_context *context, struct prompt *prompt,
+                         struct api_error *error) {
+    int result = encode(context->tokenizer, prompt, false, "messages", error);
+    if (result != 0 || prompt->tokens.count > 0) return result;
+    return api_error_set(error, 400, NULL, "messages", "messages make an empty prompt");
 }
 
 /* What a completion may at most take: the default length, if the client named none, gives way. */
@@ -119,7 +158,12 @@ int completion_request_tokenize(const struct api_context *context,
         char name[64] = "prompt";
         int result = 0;
         if (request->prompt_count > 1) field_element("prompt", i, name);
-        if (prompt->text) result = tokenize(context, prompt, name, error);
+        if (request->is_chat) {
+            snprintf(name, sizeof name, "messages");
+            result = tokenize_chat(context, prompt, error);
+        } else if (prompt->text) {
+            result = tokenize(context, prompt, name, error);
+        }
         if (!result) result = check_length(context, request, prompt, name, error);
         if (result != 0) return result;
     }
@@ -128,6 +172,7 @@ int completion_request_tokenize(const struct api_context *context,
 
 void prompt_free(struct prompt *prompt) {
     free(prompt->text);
+    free(prompt->marks);
     free(prompt->tokens.ids);
     *prompt = (struct prompt){0};
 }

@@ -154,6 +154,14 @@ int32_t tokenizer_eos(const struct tokenizer *tokenizer) {
     return tokenizer->eos;
 }
 
+const char *tokenizer_chat_format(const struct tokenizer *tokenizer) {
+    return tokenizer->chat_format;
+}
+
+const char *tokenizer_chat_template(const struct tokenizer *tokenizer) {
+    return tokenizer->chat_template;
+}
+
 void tokenizer_destroy(struct tokenizer *tokenizer) {
     if (!tokenizer) return;
     vocabulary_clear(&tokenizer->vocabulary);
@@ -161,5 +169,7 @@ void tokenizer_destroy(struct tokenizer *tokenizer) {
     added_matcher_clear(&tokenizer->raw_added);
     added_matcher_clear(&tokenizer->normalized_added);
     pretokenizer_destroy(tokenizer->pretokenizer);
+    free(tokenizer->chat_template);
+    free(tokenizer->chat_format);
     free(tokenizer);
 }

@@ -5,16 +5,11 @@
 #include <string.h>
 #include <sys/random.h>
 
-#define FILE_LIMIT      ((size_t)64 << 20)
-#define PATH_LENGTH_MAX 4096
-
-static int load_json(const char *folder, const char *name, json_t **json, struct error *error);
 static int load_tokenizer(struct tokenizer *tokenizer, const json_t *json, struct error *error);
-static int load_config(struct tokenizer *tokenizer, const char *folder, struct error *error);
 
 int tokenizer_load(const char *folder, struct tokenizer **tokenizer, struct error *error) {
     json_t *json = NULL;
-    int result = load_json(folder, "tokenizer.json", &json, error);
+    int result = tokenizer_load_json(folder, "tokenizer.json", &json, error);
     if (result != 0) return result;
     struct tokenizer *loaded = calloc(1, sizeof *loaded);
     if (!loaded) {
@@ -22,7 +17,7 @@ int tokenizer_load(const char *folder, struct tokenizer **tokenizer, struct erro
     } else if ((result = load_tokenizer(loaded, json, error)) != 0) {
         error_prefix(error, "tokenizer.json");
     } else {
-        result = load_config(loaded, folder, error);
+        result = tokenizer_load_config(loaded, folder, error);
     }
     json_decref(json);
     if (result != 0) {
@@ -30,30 +25,6 @@ int tokenizer_load(const char *folder, struct tokenizer **tokenizer, struct erro
         return result;
     }
     *tokenizer = loaded;
-    return 0;
-}
-
-static int load_json(const char *folder, const char *name, json_t **json, struct error *error) {
-    char path[PATH_LENGTH_MAX];
-    int length = snprintf(path, sizeof path, "%s/%s", folder, name);
-    if (length < 0 || (size_t)length >= sizeof path) {
-        return error_set(error, FATHOM_INVALID, "the path of %s is longer than %d bytes", name,
-                         PATH_LENGTH_MAX);
-    }
-    char *data;
-    size_t size;
-    int result = file_read(path, FILE_LIMIT, &data, &size, error);
-    if (result != 0) return result;
-    json_error_t reason;
-    *json = json_loadb(data, size, JSON_REJECT_DUPLICATES, &reason);
-    free(data);
-    if (!*json) {
-        return error_set(error, FATHOM_INVALID, "%s, line %d: %s", name, reason.line, reason.text);
-    }
-    if (!json_is_object(*json)) {
-        json_decref(*json);
-        return error_set(error, FATHOM_INVALID, "%s is not a JSON object", name);
-    }
     return 0;
 }
 
@@ -72,7 +43,7 @@ const char *json_type_name(const json_t *object) {
     return type ? type : "";
 }
 
-/* ---- Byte-level names: bytes written as characters (GPT-2's bytes_to_unicode) ------------- */
+/* ---- Byte-level names: bytes written as characters (GPT-2's bytes_to_unicode) ---------------- */
 
 #define BYTE_CHARACTERS 324 /* 256 + the 68 bytes that do not stand for themselves */
 
@@ -526,51 +497,4 @@ static int load_tokenizer(struct tokenizer *tokenizer, const json_t *json, struc
     free(loading.names);
     if (result != 0) return result;
     return load_processors(tokenizer, json_object_get(json, "post_processor"), error);
-}
-
-/* ---- tokenizer_config.json
- * ------------------------------------------------------------------------ */
-
-/* "bos_token": a string, or an object with "content", or null. */
-static int load_named_token(const struct tokenizer *tokenizer, const json_t *config,
-                            const char *key, int32_t *id, struct error *error) {
-    const json_t *value = json_object_get(config, key);
-    if (!value || json_is_null(value)) return 0;
-    const char *text =
-        json_string_value(json_is_object(value) ? json_object_get(value, "content") : value);
-    if (!text) {
-        return error_set(error, FATHOM_INVALID, "'%s' is neither a string nor has it 'content'",
-                         key);
-    }
-    *id = tokenizer_find(tokenizer, text);
-    if (*id >= 0) return 0;
-    return error_set(error, FATHOM_INVALID, "%s '%.80s' is not in the vocabulary", key, text);
-}
-
-static int load_config_members(struct tokenizer *tokenizer, const json_t *config,
-                               struct error *error) {
-    int result = load_named_token(tokenizer, config, "bos_token", &tokenizer->bos, error);
-    if (result == 0) {
-        result = load_named_token(tokenizer, config, "eos_token", &tokenizer->eos, error);
-    }
-    if (result == 0) {
-        result = json_read_flag(config, "add_bos_token", tokenizer->adds_bos, &tokenizer->adds_bos,
-                                error);
-    }
-    if (result == 0 && tokenizer->adds_bos && tokenizer->bos < 0) {
-        result =
-            error_set(error, FATHOM_INVALID, "add_bos_token is true, but there is no bos_token");
-    }
-    return result;
-}
-
-static int load_config(struct tokenizer *tokenizer, const char *folder, struct error *error) {
-    json_t *config = NULL;
-    int result = load_json(folder, "tokenizer_config.json", &config, error);
-    if (result == FATHOM_NOT_FOUND) return error_set(error, 0, "%s", "");
-    if (result != 0) return result;
-    result = load_config_members(tokenizer, config, error);
-    if (result != 0) error_prefix(error, "tokenizer_config.json");
-    json_decref(config);
-    return result;
 }

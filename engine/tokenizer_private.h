@@ -151,7 +151,16 @@ struct tokenizer {
     struct pretokenizer *pretokenizer;
     bool adds_bos;
     int32_t bos, eos; /* -1: none */
+    char *chat_template, *chat_format; /* malloc'd; NULL: none */
 };
+
+/* ---- Beside tokenizer.json (tokenizer_config.c) ---------------------------------------------- */
+
+/* tokenizer_config.json and chat_template.jinja; neither need be there. */
+int tokenizer_load_config(struct tokenizer *tokenizer, const char *folder, struct error *error);
+
+/* The JSON object in folder/name; the caller json_decref's it. */
+int tokenizer_load_json(const char *folder, const char *name, json_t **json, struct error *error);
 
 /* Reads an optional boolean member; another type is FATHOM_INVALID. */
 int json_read_flag(const json_t *object, const char *key, bool absent, bool *value,

@@ -1,6 +1,6 @@
 /* Any bytes are a completion request or an error; what is accepted keeps its limits, and the answer
  * made for it is valid JSON. The model is named, so that the other fields get their turn; the first
- * byte chooses the endpoint. Needs FATHOM_SOURCE for the bundled tokenizer. */
+ * byte chooses the endpoint and the chat format. Needs FATHOM_SOURCE for the bundled tokenizer. */
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
@@ -27,10 +27,25 @@ static void check(bool holds) {
     if (!holds) abort();
 }
 
-static void check_json(struct text_buffer *out, size_t skip) {
-    json_t *json = json_loadb(out->data + skip, out->length - skip, JSON_ALLOW_NUL, NULL);
+static void check_json(struct text_buffer *out) {
+    json_t *json = json_loadb(out->data, out->length, JSON_ALLOW_NUL, NULL);
     check(!out->failed && json);
     json_decref(json);
+    out->length = 0;
+}
+
+/* Events of a stream, one or two. */
+static void check_events(struct text_buffer *out) {
+    for (size_t at = 0; at < out->length;) {
+        char *end = memmem(out->data + at, out->length - at, "\n\n", 2);
+        check(end && memcmp(out->data + at, "data: ", 6) == 0);
+        size_t stop = (size_t)(end - out->data);
+        json_t *json = json_loadb(out->data + at + 6, stop - at - 6, JSON_ALLOW_NUL, NULL);
+        check(json != NULL);
+        json_decref(json);
+        at = stop + 2;
+    }
+    check(!out->failed);
     out->length = 0;
 }
 
@@ -38,7 +53,7 @@ static void check_error(const struct api_error *error) {
     struct text_buffer out = {0};
     check(error->status >= 400 && error->status < 500 && error->message[0] != '\0' && error->type);
     api_error_write(error, &out);
-    check_json(&out, 0);
+    check_json(&out);
     text_free(&out);
 }
 
@@ -84,25 +99,43 @@ static void run(const struct completion_request *request, const uint8_t *data, s
         struct engine_event event = {.kind = EVENT_TOKEN, .token = data[i % size], .logprob = -1};
         unsigned flags = completion_push(completion, 0, &event);
         check(!(flags & PUSH_FAILED));
-        if (request->stream && completion_write_chunk(completion, 0, &out)) check_json(&out, 6);
+        if (request->stream && completion_write_chunk(completion, 0, &out)) check_events(&out);
     }
     for (size_t i = 0; i < completion_choice_count(completion); i++) {
         struct engine_event event = {.kind = EVENT_FINISHED, .finish = FINISH_LENGTH};
         completion_push(completion, i, &event);
     }
     completion_write_response(completion, &out);
-    check_json(&out, 0);
+    check_json(&out);
     completion_destroy(completion);
     text_free(&out);
 }
 
-static void fuzz_completion(const char *body, size_t length, const uint8_t *data, size_t size) {
+/* No message writes a special token: those in the prompt are the format's. */
+static void check_chat(const struct prompt *prompt) {
+    size_t marked = 0, found = 0, last = 0;
+    for (size_t i = 0; i < prompt->mark_count; i++) {
+        check(prompt->marks[i].position >= last &&
+              prompt->marks[i].position <= prompt->text_length);
+        last = prompt->marks[i].position;
+        marked += tokenizer_is_special(context.tokenizer, prompt->marks[i].token);
+    }
+    for (size_t i = 0; i < prompt->tokens.count; i++) {
+        found += tokenizer_is_special(context.tokenizer, prompt->tokens.ids[i]);
+    }
+    check(marked == found);
+}
+
+static void fuzz_completion(bool is_chat, const char *body, size_t length, const uint8_t *data,
+                            size_t size) {
     struct completion_request request;
     struct api_error error = {0};
-    int result = completion_request_parse(&context, body, length, NULL, &request, &error);
+    int result = (is_chat ? chat_request_parse : completion_request_parse)(&context, body, length,
+                                                                           NULL, &request, &error);
     if (result == 0) {
         check_request(&request);
         result = completion_request_tokenize(&context, &request, &error);
+        if (result == 0 && is_chat) check_chat(&request.prompts[0]);
         if (result == 0) run(&request, data, size);
         completion_request_free(&request);
     }
@@ -117,10 +150,12 @@ static void fuzz_tokenize(bool back, const char *body, size_t length) {
     if (result != 0) {
         check_error(&error);
     } else {
-        check_json(&out, 0);
+        check_json(&out);
     }
     text_free(&out);
 }
+
+static const char *const formats[] = {NULL, "chatml", "llama3", "mistral", "zephyr", "plain"};
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct tokenizer *tokenizer;
@@ -132,7 +167,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct text_buffer body = {0};
     const char *rest = (const char *)data + 1;
     if (data[0] % 4 < 2) { /* half of the inputs: the fields that follow model and prompt */
-        text_append_string(&body, "{\"model\":\"m\",\"prompt\":\"a\",\"tokens\":[1],");
+        text_append_string(&body, "{\"model\":\"m\",\"prompt\":\"a\",\"tokens\":[1],\"messages\":"
+                                  "[{\"role\":\"user\",\"content\":\"a\"}],");
     }
     text_append(&body, rest, size - 1);
     switch (data[0] / 4 % 4) {
@@ -142,8 +178,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     case 1:
         fuzz_tokenize(true, body.data, body.length);
         break;
+    case 2:
+        fuzz_completion(false, body.data, body.length, data, size);
+        break;
     default:
-        fuzz_completion(body.data, body.length, data, size);
+        context.chat_format = formats[data[0] / 16 % (sizeof formats / sizeof *formats)];
+        fuzz_completion(true, body.data, body.length, data, size);
         break;
     }
     text_free(&body);

@@ -383,8 +383,7 @@ static void test_errors(void **state) {
         error_set(&cause, cases[i].code, "why \"%s\"", "\xff\xe2\x82");
         assert_int_not_equal(api_error_from_engine(&error, &cause), 0);
         assert_int_equal(error.status, cases[i].status);
-        assert_int_equal(error.retry_after_s > 0,
-                         cases[i].status == 429 || cases[i].status == 503);
+        assert_int_equal(error.retry_after_s > 0, cases[i].status == 429 || cases[i].status == 503);
         assert_int_equal(error.never_retry, cases[i].status == 500);
         api_error_write(&error, &out);
         json_t *json = test_json(&out), *object = json_object_get(json, "error");
