@@ -373,6 +373,7 @@ static int read_chat_output(const json_t *body, struct completion_request *reque
         result = field_read_integer(body, "top_logprobs", 0, TOP_LOGPROBS_MAX, &top, error);
     }
     if (!result) result = field_read_bool(body, "return_depth", &request->return_depth, error);
+    if (!result) result = read_cache_salt(body, request, error);
     if (!result && !logprobs && field_get(body, "top_logprobs")) {
         return api_error_set(error, 400, NULL, "top_logprobs",
                              "top_logprobs may be given only with logprobs: true");

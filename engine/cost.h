@@ -9,7 +9,7 @@
 
 #include "engine/engine.h"
 
-/* Expected work of a step. Rows count with the share of sub-layers that they are expected to run. */
+/* Expected work of a step. Rows count with the share of sub-layers that they should run. */
 struct cost_load {
     double rows, attn_rows, mlp_rows;
     double attended; /* positions attended to, summed over rows that run attention */

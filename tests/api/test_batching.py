@@ -2,6 +2,8 @@
 
 import concurrent.futures
 
+import pytest
+
 
 def test_prefix_cache(server):
     prompt = [7, 8, 9] * 20
@@ -57,3 +59,15 @@ def test_last_steps(start_server):
 
 def test_steps_are_off(server):
     assert server.get("/debug/steps").status_code == 404
+
+
+def test_a_conversation_is_found_again(server):
+    """The next turn of a chat begins with what the last one computed."""
+    fields = {"model": server.model_id, "cache_salt": "talk", "max_tokens": 1}
+    messages = [{"role": "user", "content": "Tell me about the sea and the ships. " * 4}]
+    first = server.post("/v1/chat/completions", json={**fields, "messages": messages}).json()
+    if "error" in first:
+        pytest.skip("no chat with this model")
+    messages += [first["choices"][0]["message"], {"role": "user", "content": "And now?"}]
+    second = server.post("/v1/chat/completions", json={**fields, "messages": messages}).json()
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= 16

@@ -211,7 +211,7 @@ static void test_prompt_logprobs_want_every_prompt_row_once(void **state) {
 
 enum { BLOCKS = 12, SLOTS = 6, ROWS = 20, LIVE_MAX = 24, LIMIT = BLOCKS * KV_BLOCK_TOKENS };
 
-struct cell { /* what K and V of one position in the arena were computed from */
+struct cell {        /* what K and V of one position in the arena were computed from */
     uint64_t prefix; /* a hash of the tier and of all tokens up to this one */
     size_t position;
 };
@@ -450,6 +450,7 @@ static void run_random_step(struct world *world) {
     }
     assert_int_equal(row, step->rows);
     scheduler_complete_step(&world->scheduler);
+    scheduler_observe_step(&world->scheduler, (double)(1 + pick(world, 3000)));
     for (size_t i = 0; i < step->part_count; i++) {
         struct sequence *sequence = step->parts[i].sequence;
         struct witness *witness = find_witness(world, sequence);
@@ -476,22 +477,34 @@ static void drain(struct world *world) {
     }
 }
 
-static void live_randomly(struct world *world, uint64_t seed, size_t events,
-                          bool prefix_cache) {
+/* Four rows or so fit the target: steps are cut short in all places where they can be. */
+static const struct cost_model some_cost = {
+    .blocks = 1,
+    .count = 2,
+    .points = {{1, 1000, 50, 50, 0}, {ROWS, 1000, 50 * ROWS, 50 * ROWS, 0}},
+    .gather_factor = 1,
+};
+
+static void live_randomly(struct world *world, uint64_t seed, size_t events, bool prefix_cache) {
     memset(world, 0, sizeof *world);
     world->random = seed;
     world->scheduler = make_scheduler(SLOTS, ROWS, seed % 2 ? 7 : ROWS, BLOCKS);
     world->scheduler.limits.prefix_cache = prefix_cache;
+    if (seed % 3 == 0) world->scheduler.limits.cost = &some_cost;
+    world->scheduler.limits.step_target_ns = 1500;
     while (world->events < events) {
         switch (pick(world, 8)) {
         case 0:
-        case 1: arrive(world); break;
+        case 1:
+            arrive(world);
+            break;
         case 2: {
             struct witness *witness = &world->live[pick(world, LIVE_MAX)];
             if (witness->sequence && pick(world, 10) == 0) leave(world, witness);
             break;
         }
-        default: run_random_step(world);
+        default:
+            run_random_step(world);
         }
     }
     drain(world);
