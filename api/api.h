@@ -47,7 +47,8 @@ struct api_context {
     const struct tokenizer *tokenizer;
     const char *served_name; /* what `model` must say; may itself hold ':' */
     int64_t created;         /* Unix seconds, of the model objects */
-    size_t default_tier;     /* index into model->tiers: what "auto" and silence mean */
+    size_t default_tier;     /* index into model->tiers: what silence means */
+    bool default_is_auto;    /* silence leaves the tier to the server, as "auto" does */
     size_t max_sequence;     /* engine_max_sequence: tokens that fit the KV budget */
     size_t max_choices;      /* most prompts x n of one request (the engine's queue); 0: no limit */
     const char *chat_format; /* --chat-format, a known name; NULL: what the tokenizer's files say */
@@ -90,6 +91,7 @@ void api_error_write(const struct api_error *error, struct text_buffer *out);
 #define STOPS_MAX          16
 #define STOP_BYTES_MAX     1024
 #define MAX_TOKENS_DEFAULT 16
+#define CACHE_SALT_MAX     256
 #define JSON_DEPTH_MAX     64
 
 /* A place in a chat's text. What is before it and what is behind it are tokenized apart, and a
@@ -124,6 +126,8 @@ struct completion_request {
     size_t prompt_count;       /* 1..PROMPTS_MAX */
     size_t choices_per_prompt; /* n, 1..CHOICES_MAX */
     size_t tier;               /* index into model_info.tiers */
+    bool tier_is_auto;         /* the server may choose another before completion_create */
+    const char *tier_reason;   /* why it chose; static; NULL: it did not */
     int32_t priority;          /* lower first */
     bool has_max_tokens;
     size_t max_tokens, min_tokens; /* max_tokens when absent: MAX_TOKENS_DEFAULT; of a chat,
@@ -136,6 +140,7 @@ struct completion_request {
     int32_t stop_tokens[STOP_TOKENS_MAX];
     size_t stop_token_count;
     int32_t top_logprobs; /* -1: no logprobs; 0..TOP_LOGPROBS_MAX */
+    char *cache_salt; /* malloc'd, at most CACHE_SALT_MAX bytes; NULL: none */
     bool ignore_eos, echo, return_depth, service_tier;
     bool stream, include_usage, continuous_usage;
 };

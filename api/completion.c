@@ -23,6 +23,9 @@ static void write_prefix(struct completion *completion, const char *id, int64_t 
     text_append_json(out, fingerprint.data, fingerprint.length);
     text_append_string(out, ",\"quality\":");
     text_append_json(out, tier, strlen(tier));
+    if (request->tier_reason) {
+        text_append_format(out, ",\"quality_reason\":\"%s\"", request->tier_reason);
+    }
     if (request->service_tier) text_append_string(out, ",\"service_tier\":\"default\"");
     text_append_string(out, ",\"choices\":[");
     out->failed |= name.failed || fingerprint.failed;
@@ -94,6 +97,8 @@ void completion_fill(const struct completion *completion, size_t choice, uint64_
         .sampling = request->sampling,
         .top_logprobs = request->top_logprobs,
         .prompt_logprobs = choice_scores_prompt(request),
+        .cache_salt = request->cache_salt,
+        .cache_salt_length = request->cache_salt ? strlen(request->cache_salt) : 0,
     };
     engine_request->sampling.seed =
         index == 0 ? completion->seed : mix_seed(completion->seed, index);

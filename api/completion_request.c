@@ -12,7 +12,8 @@
 #include "api/unsupported.h"
 
 static int read_model_and_tier(const struct api_context *context, const json_t *body,
-                               const char *quality_header, size_t *tier, struct api_error *error);
+                               const char *quality_header, struct completion_request *request,
+                               struct api_error *error);
 static int read_lengths(const json_t *body, struct completion_request *request,
                         struct api_error *error);
 static int read_counts(const struct api_context *context, const json_t *body,
@@ -39,7 +40,7 @@ static int read_body(const struct api_context *context, const json_t *body,
     bool is_chat = request->is_chat;
     int result = unsupported_refuse(body, is_chat, error);
     if (!result) {
-        result = read_model_and_tier(context, body, quality_header, &request->tier, error);
+        result = read_model_and_tier(context, body, quality_header, request, error);
     }
     if (!result) result = (is_chat ? read_chat_output : read_output)(body, request, error);
     if (!result) result = read_lengths(body, request, error);
@@ -94,20 +95,24 @@ void completion_request_free(struct completion_request *request) {
     for (size_t i = 0; i < request->stop_count; i++) stop_string_free(&request->stops[i]);
     free(request->prompts);
     free(request->bias);
+    free(request->cache_salt);
     *request = (struct completion_request){0};
 }
 
 /* The most specific voice wins: body, header, model suffix, default. */
 static int read_model_and_tier(const struct api_context *context, const json_t *body,
-                               const char *quality_header, size_t *tier, struct api_error *error) {
+                               const char *quality_header, struct completion_request *request,
+                               struct api_error *error) {
     const json_t *model = field_get(body, "model"), *quality = field_get(body, "quality");
     if (!json_is_string(model)) {
         return field_refuse("model", model, error, "a string, '%s'", context->served_name);
     }
-    *tier = context->default_tier;
+    request->tier = context->default_tier;
     int result = served_model_find(context, json_string_value(model), json_string_length(model),
-                                   tier, error);
+                                   &request->tier, error);
     if (result != 0) return result;
+    const char *suffix = json_string_value(model) + strlen(context->served_name);
+    request->tier_is_auto = *suffix ? strcmp(suffix, ":auto") == 0 : context->default_is_auto;
     const char *name = quality ? json_string_value(quality) : quality_header;
     const char *param = quality ? "quality" : "X-Quality";
     if (quality && !name) {
@@ -116,7 +121,8 @@ static int read_model_and_tier(const struct api_context *context, const json_t *
     if (!name || (!quality && !*name)) return 0;
     int found = tier_find(context, name, quality ? json_string_length(quality) : strlen(name));
     if (found < 0) return tier_refuse(context, param, name, error);
-    *tier = (size_t)found;
+    request->tier = (size_t)found;
+    request->tier_is_auto = strcmp(name, "auto") == 0;
     return 0;
 }
 
@@ -331,12 +337,28 @@ static int read_stop_tokens(const json_t *body, size_t vocab, struct completion_
     return 0;
 }
 
+/* Requests share what was computed of equal prompts only within one salt. */
+static int read_cache_salt(const json_t *body, struct completion_request *request,
+                           struct api_error *error) {
+    const json_t *salt = field_get(body, "cache_salt");
+    if (!salt) return 0;
+    if (!json_is_string(salt)) return field_refuse("cache_salt", salt, error, "a string");
+    if (json_string_length(salt) == 0 || json_string_length(salt) > CACHE_SALT_MAX) {
+        return api_error_set(error, 400, NULL, "cache_salt",
+                             "cache_salt has %zu bytes; it must have 1 to %d",
+                             json_string_length(salt), CACHE_SALT_MAX);
+    }
+    request->cache_salt = strdup(json_string_value(salt));
+    return request->cache_salt ? 0 : refuse_no_memory(error);
+}
+
 static int read_output(const json_t *body, struct completion_request *request,
                        struct api_error *error) {
     int64_t logprobs = -1;
     int result = field_read_integer(body, "logprobs", 0, TOP_LOGPROBS_MAX, &logprobs, error);
     if (!result) result = field_read_bool(body, "echo", &request->echo, error);
     if (!result) result = field_read_bool(body, "return_depth", &request->return_depth, error);
+    if (!result) result = read_cache_salt(body, request, error);
     request->top_logprobs = (int32_t)logprobs;
     request->service_tier = field_get(body, "service_tier") != NULL;
     return result;
@@ -351,6 +373,7 @@ static int read_chat_output(const json_t *body, struct completion_request *reque
         result = field_read_integer(body, "top_logprobs", 0, TOP_LOGPROBS_MAX, &top, error);
     }
     if (!result) result = field_read_bool(body, "return_depth", &request->return_depth, error);
+    if (!result) result = read_cache_salt(body, request, error);
     if (!result && !logprobs && field_get(body, "top_logprobs")) {
         return api_error_set(error, 400, NULL, "top_logprobs",
                              "top_logprobs may be given only with logprobs: true");

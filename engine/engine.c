@@ -4,42 +4,18 @@
  * to the thread that runs engine_run. */
 #include "engine/engine.h"
 
-#include "engine/event_queue.h"
-#include "engine/forward.h"
-#include "engine/inbox.h"
-#include "engine/request.h"
-#include "engine/sampler.h"
-#include "engine/scheduler.h"
+#include "engine/engine_thread.h"
+#include "engine/model.h"
 
-#include <math.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
 
 #define DEFAULT_SEQUENCES   256
 #define DEFAULT_QUEUE_LIMIT 1024
 #define UNFINISHED_MAX      (1 << 20) /* requests; far beyond what one process can serve */
 #define EVENT_CAPACITY      8192
-
-struct engine {
-    struct model *model;
-    const struct model_info *info;
-    struct engine_options options; /* defaults resolved */
-    struct request_limits limits;
-    struct inbox inbox;
-    struct event_queue events;
-    pthread_t thread;
-    bool started;
-
-    /* The engine thread's. */
-    struct kv_arena *arena;
-    struct scheduler scheduler;
-    struct sampler sampler;
-    struct engine_stats stats;
-    uint16_t *attn_depth, *mlp_depth; /* [max_step_rows] sub-layers that ran for each row */
-    bool unannounced;                 /* events were pushed since the consumer was last told */
-
-    pthread_mutex_t stats_lock;
-    struct engine_stats published; /* a copy of `stats`, under stats_lock */
-};
+#define SWEEP_NS            UINT64_C(5000000)
 
 static void *engine_run(void *context);
 
@@ -77,6 +53,13 @@ static int count_blocks(const struct engine *engine, size_t *blocks, struct erro
     return 0;
 }
 
+/* blocks is at most INT32_MAX, so that the sum cannot overflow. */
+static size_t count_queue_tokens(const struct engine *engine, size_t blocks) {
+    size_t tokens = engine->options.queue_tokens;
+    if (tokens == 0 || tokens > SIZE_MAX / 2) return SIZE_MAX;
+    return tokens + blocks * KV_BLOCK_TOKENS;
+}
+
 static int create_parts(struct engine *engine, struct error *error) {
     const struct model_info *info = engine->info;
     size_t rows = info->max_step_rows, blocks, kv_tokens;
@@ -94,14 +77,26 @@ static int create_parts(struct engine *engine, struct error *error) {
         .prefill_chunk = engine->options.prefill_chunk,
         .kv_blocks = blocks,
         .max_tokens = kv_tokens,
+        .prefix_cache = !engine->options.no_prefix_cache,
     };
+    if (engine->options.cost) {
+        engine->cost = *engine->options.cost;
+    } else {
+        result = model_measure_cost(engine->model, error);
+        if (result != 0) return result;
+        engine->cost = *model_get_cost(engine->model);
+    }
+    limits.cost = &engine->cost;
+    limits.step_target_ns = (double)engine->options.step_target_us * 1e3;
     result = scheduler_create(&engine->scheduler, &limits, error);
     if (result == 0) result = kv_arena_create(engine->model, blocks, &engine->arena, error);
     if (result == 0) result = sampler_create(&engine->sampler, info->vocab, error);
+    if (result == 0) result = step_log_create(&engine->step_log, engine->options.step_log, error);
     if (result == 0) result = event_queue_create(&engine->events, EVENT_CAPACITY, error);
     if (result == 0) {
         size_t unfinished = engine->options.max_sequences + engine->options.queue_limit;
-        result = inbox_create(&engine->inbox, unfinished, error);
+        result =
+            inbox_create(&engine->inbox, unfinished, count_queue_tokens(engine, blocks), error);
     }
     if (result != 0) return result;
     engine->attn_depth = calloc(rows, sizeof *engine->attn_depth);
@@ -112,8 +107,23 @@ static int create_parts(struct engine *engine, struct error *error) {
     engine->stats.kv_blocks_total = blocks;
     engine->stats.kv_bytes_budget = engine->options.kv_budget;
     engine->stats.idle = true;
+    engine->mean_work = 1;
+    engine->published_load =
+        (struct auto_load){.max_sequences = engine->scheduler.limits.max_sequences, .mean_work = 1};
     engine->published = engine->stats;
     return 0;
+}
+
+/* Equal thresholds make equal K and V: such tiers share prefixes. */
+static void find_same_tiers(struct engine *engine) {
+    const struct depth_table *depth = checkpoint_depth(engine->model->checkpoint);
+    size_t bytes = depth->sublayers * sizeof *depth->theta;
+    for (size_t tier = 0; tier < depth->tier_count; tier++) {
+        const float *theta = depth->theta + tier * depth->sublayers;
+        size_t same = 0;
+        while (memcmp(depth->theta + same * depth->sublayers, theta, bytes) != 0) same++;
+        engine->same_tier[tier] = same;
+    }
 }
 
 int engine_create(struct model *model, const struct engine_options *options, struct engine **out,
@@ -129,6 +139,10 @@ int engine_create(struct model *model, const struct engine_options *options, str
         .stats_lock = PTHREAD_MUTEX_INITIALIZER,
     };
     int result = create_parts(engine, error);
+    find_same_tiers(engine);
+    if (result == 0 && getrandom(&engine->secret, sizeof engine->secret, 0) < 0) {
+        result = error_set(error, FATHOM_IO, "the system gives no random number");
+    }
     if (result == 0) {
         engine->started = pthread_create(&engine->thread, NULL, engine_run, engine) == 0;
         if (!engine->started) {
@@ -163,6 +177,7 @@ void engine_destroy(struct engine *engine) {
     sampler_destroy(&engine->sampler);
     inbox_destroy(&engine->inbox);
     event_queue_destroy(&engine->events);
+    step_log_destroy(&engine->step_log);
     kv_arena_destroy(engine->model, engine->arena);
     pthread_mutex_destroy(&engine->stats_lock);
     free(engine->attn_depth);
@@ -180,12 +195,19 @@ int engine_submit(struct engine *engine, const struct engine_request *request,
     result = sequence_create(request, engine->info->eos, &sequence, error);
     if (result != 0) return result;
     sequence->submitted_ns = time_now_ns();
+    const struct tier_info *tier = &engine->info->tiers[request->tier];
+    if (tier->measured) sequence->attn_rate = 1 - tier->attn_skip;
+    if (tier->measured) sequence->mlp_rate = 1 - tier->mlp_skip;
+    sequence->prefix_root = prefix_root(engine->secret, engine->same_tier[request->tier],
+                                        request->cache_salt, request->cache_salt_length);
     result = inbox_submit(&engine->inbox, sequence, error);
     if (result != 0) sequence_destroy(sequence);
     return result;
 }
 
-void engine_cancel(struct engine *engine, uint64_t id) { inbox_cancel(&engine->inbox, id); }
+void engine_cancel(struct engine *engine, uint64_t id) {
+    inbox_cancel(&engine->inbox, id);
+}
 
 size_t engine_take_events(struct engine *engine, struct engine_event *events, size_t capacity) {
     return event_queue_take(&engine->events, events, capacity);
@@ -201,204 +223,30 @@ void engine_get_stats(struct engine *engine, struct engine_stats *stats) {
     pthread_mutex_unlock(&engine->stats_lock);
 }
 
-size_t engine_max_sequence(const struct engine *engine) { return engine->limits.kv_tokens; }
-
-/* ---- Events ---------------------------------------------------------------------------------- */
-
-static void announce_events(struct engine *engine) {
-    if (!engine->unannounced) return;
-    engine->unannounced = false;
-    event_queue_announce(&engine->events);
-    if (engine->options.notify) engine->options.notify(engine->options.notify_context);
+size_t engine_get_steps(struct engine *engine, struct step_record *records, size_t capacity) {
+    pthread_mutex_lock(&engine->stats_lock);
+    size_t count = step_log_copy(&engine->step_log, records, capacity);
+    pthread_mutex_unlock(&engine->stats_lock);
+    return count;
 }
 
-/* A full queue holds the engine until the consumer, told of what is there, makes room. Once the
- * queue is closed nobody reads, and the event is dropped. */
-static void emit(struct engine *engine, const struct engine_event *event) {
-    while (!event_queue_push(&engine->events, event)) {
-        announce_events(engine);
-        if (!event_queue_wait_room(&engine->events)) return;
-    }
-    engine->unannounced = true;
+void engine_choose_tier(struct engine *engine, const struct auto_options *options,
+                        size_t prompt_tokens, struct auto_choice *choice) {
+    size_t unfinished, tokens;
+    pthread_mutex_lock(&engine->stats_lock);
+    struct auto_load load = engine->published_load;
+    size_t computed = engine->computed_tokens;
+    pthread_mutex_unlock(&engine->stats_lock);
+    /* Counted where requests come in: a burst within one step is seen as it arrives. */
+    inbox_count(&engine->inbox, &unfinished, &tokens);
+    load.unfinished = unfinished;
+    load.pending_tokens = tokens > computed ? tokens - computed : 0;
+    load.prompt_tokens = prompt_tokens;
+    auto_tier_choose(&engine->cost, engine->info, &load, options, choice);
 }
 
-static void emit_choice(struct engine *engine, const struct sequence *sequence,
-                        enum engine_event_kind kind, const struct choice *choice, size_t depth) {
-    struct engine_event event = {
-        .id = sequence->request.id,
-        .kind = kind,
-        .token = choice->token,
-        .is_stop = kind == EVENT_TOKEN && sequence_is_stop(sequence, choice->token),
-        .logprob = choice->logprob,
-        .depth = (uint16_t)depth,
-        .top_count = choice->top_count,
-    };
-    for (size_t i = 0; i < choice->top_count; i++) event.top[i] = choice->top[i];
-    emit(engine, &event);
-}
-
-static void measure_times(struct sequence *sequence, uint64_t now) {
-    struct engine_usage *usage = &sequence->usage;
-    uint64_t started = sequence->started_ns ? sequence->started_ns : now;
-    uint64_t first = sequence->first_token_ns ? sequence->first_token_ns : now;
-    usage->queue_ns = started - sequence->submitted_ns;
-    usage->prefill_ns = first - started;
-    usage->decode_ns = now - first;
-}
-
-/* The only way out for a sequence: blocks back, id free, EVENT_FINISHED. */
-static void finish_sequence(struct engine *engine, struct sequence *sequence,
-                            enum finish_reason reason) {
-    scheduler_remove(&engine->scheduler, sequence);
-    measure_times(sequence, time_now_ns());
-    if (reason == FINISH_CANCELLED) engine->stats.cancelled++;
-    inbox_retire(&engine->inbox, sequence); /* first: who takes the event may submit the id again */
-    struct engine_event event = {
-        .id = sequence->request.id,
-        .kind = EVENT_FINISHED,
-        .finish = reason,
-        .usage = sequence->usage,
-    };
-    emit(engine, &event);
-    sequence_destroy(sequence);
-}
-
-/* ---- A step ---------------------------------------------------------------------------------- */
-
-/* The row's logits, or NULL if it has none; *next is the first of logit_rows not yet used. */
-static const float *row_logits(const struct engine *engine, const struct step *step,
-                               const struct step_result *result, size_t row, size_t *next) {
-    if (*next == step->logit_count || (size_t)step->logit_rows[*next] != row) return NULL;
-    return result->logits + engine->info->vocab * (*next)++;
-}
-
-/* A prompt token is predicted by the row before its own, perhaps a step ago, but its depth is that
- * of its own row: its event comes with its row, and the next token's score is kept until then. */
-static void report_prompt_row(struct engine *engine, struct sequence *sequence, size_t position,
-                              const float *logits, size_t depth) {
-    const struct engine_request *request = &sequence->request;
-    sequence->pending.token = sequence->tokens[position];
-    emit_choice(engine, sequence, EVENT_PROMPT, &sequence->pending, depth);
-    if (position + 1 < request->prompt_length) {
-        sampler_score(&engine->sampler, logits, sequence->tokens[position + 1],
-                      (size_t)request->top_logprobs, &sequence->pending);
-    }
-}
-
-static void draw_next(struct engine *engine, struct sequence *sequence, const float *logits,
-                      size_t depth) {
-    struct choice choice;
-    if (sampler_draw(&engine->sampler, sequence, logits, &choice) != 0) {
-        finish_sequence(engine, sequence, FINISH_ERROR);
-        return;
-    }
-    sequence_append(sequence, choice.token);
-    if (sequence->first_token_ns == 0) sequence->first_token_ns = time_now_ns();
-    engine->stats.generated_tokens++;
-    emit_choice(engine, sequence, EVENT_TOKEN, &choice, depth);
-    if (sequence_is_stop(sequence, choice.token)) {
-        finish_sequence(engine, sequence, FINISH_STOP);
-    } else if (sequence_is_full(sequence)) {
-        finish_sequence(engine, sequence, FINISH_LENGTH);
-    }
-}
-
-/* Tells the new rows of a sequence; those recomputed after a preemption were told before it. */
-static void deliver_part(struct engine *engine, const struct step *step,
-                         const struct step_part *part, const struct step_result *result) {
-    struct sequence *sequence = part->sequence;
-    struct engine_usage *usage = &sequence->usage;
-    size_t end = part->first_row + part->rows, logit = part->first_logit, depth = 0;
-    const float *logits = NULL;
-    for (size_t row = part->first_row + part->recomputed; row < end; row++) {
-        size_t position = (size_t)step->position[row];
-        logits = row_logits(engine, step, result, row, &logit);
-        depth = (size_t)engine->attn_depth[row] + engine->mlp_depth[row];
-        usage->attn_run += engine->attn_depth[row];
-        usage->mlp_run += engine->mlp_depth[row];
-        usage->attn_total += engine->info->blocks;
-        usage->mlp_total += engine->info->blocks;
-        if (sequence->request.prompt_logprobs && position < sequence->request.prompt_length) {
-            report_prompt_row(engine, sequence, position, logits, depth);
-        }
-    }
-    if (sequence->computed < sequence->length) return;
-    if (sequence_is_full(sequence)) {
-        finish_sequence(engine, sequence, FINISH_LENGTH); /* max_tokens 0: nothing to draw */
-    } else {
-        draw_next(engine, sequence, logits, depth);
-    }
-}
-
-/* Sub-layers that ran, by row and by tier: even ones (from 0) are attention, odd ones MLP. */
-static void count_depth(struct engine *engine, const struct step *step,
-                        const struct step_result *result) {
-    size_t blocks = engine->info->blocks, stride = engine->info->max_step_rows;
-    struct engine_stats *stats = &engine->stats;
-    for (size_t row = 0; row < step->rows; row++) {
-        engine->attn_depth[row] = engine->mlp_depth[row] = 0;
-    }
-    for (size_t block = 0; block < blocks; block++) {
-        const uint8_t *attn = result->run + 2 * block * stride, *mlp = attn + stride;
-        for (size_t row = 0; row < step->rows; row++) {
-            engine->attn_depth[row] = (uint16_t)(engine->attn_depth[row] + attn[row]);
-            engine->mlp_depth[row] = (uint16_t)(engine->mlp_depth[row] + mlp[row]);
-        }
-    }
-    for (size_t row = 0; row < step->rows; row++) {
-        int32_t tier = step->tier[row];
-        stats->attn_run[tier] += engine->attn_depth[row];
-        stats->attn_skipped[tier] += blocks - engine->attn_depth[row];
-        stats->mlp_run[tier] += engine->mlp_depth[row];
-        stats->mlp_skipped[tier] += blocks - engine->mlp_depth[row];
-    }
-}
-
-static void count_step(struct engine *engine, const struct step *step,
-                       const struct step_result *result) {
-    struct engine_stats *stats = &engine->stats;
-    stats->steps++;
-    stats->step_rows += step->rows;
-    stats->body_none += result->body_none;
-    stats->body_dense += result->body_dense;
-    stats->body_gather += result->body_gather;
-    for (size_t i = 0; i < step->part_count; i++) {
-        const struct step_part *part = &step->parts[i];
-        size_t first = (size_t)step->position[part->first_row];
-        size_t prompt = part->sequence->request.prompt_length;
-        if (first >= prompt) continue;
-        stats->prompt_tokens += part->rows < prompt - first ? part->rows : prompt - first;
-    }
-}
-
-static void run_step(struct engine *engine) {
-    uint64_t start = time_now_ns();
-    const struct step *step = scheduler_next_step(&engine->scheduler, start);
-    struct batch batch = {
-        .rows = step->rows,
-        .token = step->token,
-        .position = step->position,
-        .tier = step->tier,
-        .slot = step->slot,
-        .block_table = engine->scheduler.kv.table,
-        .slots = step->slots,
-        .blocks_per_slot = engine->scheduler.kv.blocks_per_slot,
-        .logit_rows = step->logit_rows,
-        .logit_count = step->logit_count,
-        .body = engine->options.body,
-    };
-    struct step_result result;
-    model_step(engine->model, engine->arena, &batch, &result);
-    scheduler_complete_step(&engine->scheduler);
-    count_step(engine, step, &result);
-    count_depth(engine, step, &result);
-    for (size_t i = 0; i < step->part_count; i++) {
-        deliver_part(engine, step, &step->parts[i], &result);
-    }
-    uint64_t end = time_now_ns();
-    engine->stats.step_ns_last = end - start;
-    engine->stats.step_ns_total += end - start;
-    engine->stats.last_step_at_ns = end;
+size_t engine_max_sequence(const struct engine *engine) {
+    return engine->limits.kv_tokens;
 }
 
 /* ---- The thread ------------------------------------------------------------------------------ */
@@ -410,17 +258,48 @@ static void publish_stats(struct engine *engine) {
     stats->waiting = scheduler->waiting.count;
     stats->kv_blocks_used = kv_blocks_used(&scheduler->kv);
     stats->kv_bytes_used = stats->kv_blocks_used * engine->info->kv_block_bytes;
+    stats->kv_blocks_cached = scheduler->kv.idle_count;
     stats->preemptions = scheduler->preemptions;
+    stats->prefix_queries = scheduler->prefix_queries;
+    stats->prefix_hits = scheduler->prefix_hits;
     stats->idle = scheduler_is_empty(scheduler);
+    stats->drain_seconds = (double)stats->waiting * engine->seconds_per_end;
+    size_t computed = 0;
+    const struct sequence *sequence = scheduler->running.first;
+    for (; sequence; sequence = sequence->next) {
+        size_t prompt = sequence->request.prompt_length;
+        computed += sequence->computed < prompt ? sequence->computed : prompt;
+    }
     pthread_mutex_lock(&engine->stats_lock);
     engine->published = *stats;
+    engine->computed_tokens = computed;
+    engine->published_load = (struct auto_load){
+        .max_sequences = scheduler->limits.max_sequences,
+        .seconds_per_end = engine->seconds_per_end,
+        .mean_work = engine->mean_work,
+    };
     pthread_mutex_unlock(&engine->stats_lock);
 }
 
 static void cancel_marked(struct engine *engine, struct sequence_list *list) {
     for (struct sequence *sequence = list->first, *next; sequence; sequence = next) {
         next = sequence->next;
-        if (atomic_load(&sequence->cancelled)) finish_sequence(engine, sequence, FINISH_CANCELLED);
+        if (atomic_load(&sequence->cancelled)) engine_finish(engine, sequence, FINISH_CANCELLED);
+    }
+}
+
+/* Requests that waited too long for their first row. */
+static void expire_waiting(struct engine *engine) {
+    uint64_t now = time_now_ns(), limit = engine->options.queue_timeout_ms * UINT64_C(1000000);
+    if (limit == 0 || now - engine->swept_ns < SWEEP_NS) return;
+    engine->swept_ns = now;
+    struct sequence *sequence = engine->scheduler.waiting.first, *next;
+    for (; sequence; sequence = next) {
+        next = sequence->next;
+        bool is_late = now > sequence->submitted_ns && now - sequence->submitted_ns > limit;
+        if (sequence->started_ns == 0 && is_late) {
+            engine_finish(engine, sequence, FINISH_EXPIRED);
+        }
     }
 }
 
@@ -439,7 +318,8 @@ static bool take_requests(struct engine *engine) {
     }
     if (was_idle) {
         /* Busy from now on: a watcher must not take the time asleep for a step that hangs. */
-        engine->stats.last_step_at_ns = time_now_ns();
+        engine->stats.last_step_at_ns = engine->busy_ns = time_now_ns();
+        engine->ended_ns = 0;
         publish_stats(engine);
     }
     return true;
@@ -448,9 +328,10 @@ static bool take_requests(struct engine *engine) {
 static void *engine_run(void *context) {
     struct engine *engine = context;
     while (take_requests(engine)) {
-        if (!scheduler_is_empty(&engine->scheduler)) run_step(engine);
+        expire_waiting(engine);
+        if (!scheduler_is_empty(&engine->scheduler)) engine_step(engine);
         publish_stats(engine);
-        announce_events(engine);
+        engine_announce(engine);
     }
     return NULL;
 }

@@ -66,6 +66,22 @@ struct model_info {
     double flops_fixed, flops_attn, flops_attn_per_context, flops_mlp;
 };
 
+/* What steps take, in nanoseconds, measured on the device. A step of some rows in which every
+ * sub-layer is skipped; what one attention and one MLP add when so many rows run it; what the head
+ * adds for so many rows. */
+#define COST_POINTS_MAX 8
+struct cost_point {
+    size_t rows; /* ascending */
+    double step_ns, attn_ns, mlp_ns, head_ns;
+};
+struct cost_model {
+    size_t blocks, count; /* count 0: not measured */
+    struct cost_point points[COST_POINTS_MAX];
+    double attended_ns;   /* per block and position that a row attends to */
+    double gather_factor; /* a sub-layer over packed rows, to the same rows without packing */
+    size_t ridge;         /* rows from which a skip pays whatever the others do; 0: not reached */
+};
+
 struct model;
 
 /* Loads a checkpoint folder. Can take seconds for a large model; may run on any thread. */
@@ -74,6 +90,11 @@ int model_load(const char *path, const struct model_options *options, struct mod
 void model_destroy(struct model *model); /* NULL is allowed */
 const struct model_info *model_get_info(const struct model *model);
 const struct tokenizer *model_get_tokenizer(const struct model *model);
+
+/* Measures on the first call, for about a tenth of a second; engine_create does so too. No engine
+ * may be running on the model then. */
+int model_measure_cost(struct model *model, struct error *error);
+const struct cost_model *model_get_cost(const struct model *model);
 
 /* Index of a tier by name, or FATHOM_NOT_FOUND. */
 int model_find_tier(const struct model *model, const char *name);
@@ -132,8 +153,14 @@ struct engine_options {
     size_t kv_budget;
     size_t max_sequences; /* running at once, and never more than max_step_rows; 0: 256 */
     size_t queue_limit;   /* unfinished requests accepted beyond max_sequences; 0: 1024 */
+    size_t queue_tokens; /* their prompt tokens beyond what the KV cache holds; 0: no limit */
+    size_t queue_timeout_ms; /* a request that did not start by then expires; 0: never */
     size_t prefill_chunk; /* most prompt tokens of one sequence in a step; 0: the step's rows */
     int body;             /* BODY_* */
+    size_t step_log;      /* steps kept for engine_get_steps; 0: none */
+    bool no_prefix_cache; /* compute every prompt anew */
+    const struct cost_model *cost; /* copied; NULL: measured */
+    size_t step_target_us; /* prefill does not make a step with decode rows longer; 0: no target */
     /* Called from the engine thread when there are new events; must not block (uv_async_send is
      * meant). */
     void (*notify)(void *context);
@@ -168,10 +195,13 @@ struct engine_request {
     const int32_t *stop_tokens; /* copied; drawing one finishes, with FINISH_STOP */
     size_t stop_token_count;
     int32_t tier;     /* index into model_info.tiers; fixed for the request's life */
-    int32_t priority; /* lower first */
+    int32_t priority; /* lower first: each step is worth one second of waiting */
     struct sampling sampling;
     int32_t top_logprobs; /* -1: none at all; 0..20: the token's own and that many best */
     bool prompt_logprobs; /* one EVENT_PROMPT per prompt token; needs top_logprobs >= 0 */
+    /* Prefixes are shared among equal salts only; bytes, read by engine_submit; 0 long: none. */
+    const char *cache_salt;
+    size_t cache_salt_length;
 };
 
 enum engine_event_kind {
@@ -180,7 +210,14 @@ enum engine_event_kind {
     EVENT_TOKEN,    /* a generated token, in order; a stop or end-of-text token is reported too */
     EVENT_FINISHED, /* exactly one per accepted request, the last */
 };
-enum finish_reason { FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED, FINISH_ERROR };
+enum finish_reason {
+    FINISH_STOP,
+    FINISH_LENGTH,
+    FINISH_CANCELLED,
+    FINISH_ERROR,
+    FINISH_EXPIRED, /* queue_timeout_ms passed before its first row */
+};
+#define FINISH_REASONS (FINISH_EXPIRED + 1)
 
 struct token_logprob {
     int32_t token;
@@ -190,9 +227,11 @@ struct token_logprob {
 
 /* Filled in EVENT_FINISHED. */
 struct engine_usage {
-    size_t prompt_tokens, cached_tokens, completion_tokens;
+    size_t prompt_tokens, completion_tokens;
+    size_t cached_tokens; /* of the prompt: never executed for this request */
     uint64_t attn_run, attn_total, mlp_run,
-        mlp_total; /* sub-layers, over all rows of the request, recomputation excluded */
+        mlp_total; /* sub-layers, over all rows of the request, those of cached tokens as they
+                      were executed once, recomputation excluded */
     uint64_t queue_ns, prefill_ns, decode_ns; /* waiting; first row to first token; the rest */
     uint32_t preemptions;
 };
@@ -211,19 +250,28 @@ struct engine_event {
     struct engine_usage usage;                  /* EVENT_FINISHED */
 };
 
+#define STEP_ERROR_EDGES 6
+extern const double step_error_edges[STEP_ERROR_EDGES];
 
 /* A snapshot for metrics; counters only grow. */
 struct engine_stats {
     size_t running, waiting;
-    size_t kv_blocks_used, kv_blocks_total;
+    size_t kv_blocks_used, kv_blocks_total; /* held by sequences */
+    size_t kv_blocks_cached;                /* held by none, kept to be found again */
     size_t kv_bytes_used, kv_bytes_budget;
     uint64_t prompt_tokens;    /* prompt rows executed, recomputed ones too */
     uint64_t generated_tokens; /* tokens drawn */
-    uint64_t steps, step_rows, preemptions, cancelled;
+    uint64_t prefix_queries, prefix_hits; /* prompt tokens looked for in the prefix cache, found */
+    uint64_t steps, step_rows, preemptions, cancelled, expired;
+    double drain_seconds; /* until those waiting now will have started, by how fast others ended
+                             lately; 0: not known */
     uint64_t attn_run[TIERS_MAX], attn_skipped[TIERS_MAX]; /* sub-layers x rows */
     uint64_t mlp_run[TIERS_MAX], mlp_skipped[TIERS_MAX];
     uint64_t body_none, body_dense, body_gather; /* sub-layer executions by body */
     uint64_t step_ns_total, step_ns_last;
+    uint64_t predicted_ns_total, predicted_ns_last;
+    /* Steps by |real / predicted - 1|: at most step_error_edges[i], and above all of them. */
+    uint64_t step_errors[STEP_ERROR_EDGES + 1];
     /* time_now_ns() at the end of the last step, or when an idle engine woke for the next one; 0
      * before the first */
     uint64_t last_step_at_ns;
@@ -256,6 +304,36 @@ size_t engine_take_events(struct engine *engine, struct engine_event *events, si
 void engine_wait(struct engine *engine, unsigned timeout_ms);
 
 void engine_get_stats(struct engine *engine, struct engine_stats *stats);
+
+/* What one step was; tiers[i]: rows of tier i. */
+struct step_record {
+    uint64_t number, at_ns; /* counted from 1; time_now_ns() at its end */
+    size_t rows, decode_rows, logit_rows;
+    size_t body_none, body_dense, body_gather; /* sub-layers */
+    uint64_t predicted_ns, real_ns;
+    uint32_t tiers[TIERS_MAX];
+};
+
+/* Copies the last steps, oldest first; returns how many: 0 unless options.step_log asked for them.
+ */
+size_t engine_get_steps(struct engine *engine, struct step_record *records, size_t capacity);
+
+/* The tier for a request that leaves it to the server: the best with which, by prediction, the time
+ * to a first token and the time per token stay within the objectives, but none below the floor. */
+struct auto_options {
+    double first_token, per_token; /* seconds */
+    size_t floor;                  /* tier */
+    size_t previous;               /* the tier chosen last: going back up needs some more room */
+};
+enum auto_reason { AUTO_WITHIN, AUTO_FIRST_TOKEN, AUTO_PER_TOKEN };
+#define AUTO_REASONS (AUTO_PER_TOKEN + 1)
+struct auto_choice {
+    size_t tier;
+    enum auto_reason reason;       /* within the objectives, or what better tiers would miss */
+    double first_token, per_token; /* predicted, seconds */
+};
+void engine_choose_tier(struct engine *engine, const struct auto_options *options,
+                        size_t prompt_tokens, struct auto_choice *choice);
 
 /* Most tokens that one sequence can hold under the KV budget (at most the context). */
 size_t engine_max_sequence(const struct engine *engine);

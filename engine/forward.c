@@ -6,6 +6,7 @@
  * has two row lists: all rows for K and V, the running ones for Q, scores and O. */
 #include "engine/forward.h"
 
+#include "engine/cost.h"
 #include "engine/model.h"
 
 #include <stdlib.h>
@@ -62,14 +63,13 @@ void kv_arena_destroy(struct model *model, struct kv_arena *arena) {
 
 enum body { NONE, DENSE, GATHER };
 
-/* Packing costs nothing here (it is part of the product's own packing), so gather wins whenever a
- * row skips. */
 static enum body choose_body(const struct model *model, const struct row_list *running,
-                             const struct batch *batch) {
+                             const struct batch *batch, size_t sublayer) {
     if (batch->body == BODY_DENSE) return DENSE;
     size_t count = model->device->kernels->row_count(model->device, running);
     if (count == 0) return NONE;
-    return count == batch->rows && batch->body != BODY_GATHER ? DENSE : GATHER;
+    if (batch->body == BODY_GATHER) return GATHER;
+    return cost_prefers_gather(batch->cost, sublayer, count, batch->rows) ? GATHER : DENSE;
 }
 
 static void multiply(struct model *model, const struct buffer *x, const struct matrix *w,
@@ -205,7 +205,7 @@ void model_step(struct model *model, struct kv_arena *arena, const struct batch 
     write_step(model, batch);
     residual->begin_token(model->residual, step);
     for (size_t sublayer = 0; sublayer < model->info.sublayers; sublayer++) {
-        enum body body = choose_body(model, residual->decide(model->residual), batch);
+        enum body body = choose_body(model, residual->decide(model->residual), batch, sublayer);
         bodies[body]++;
         if (sublayer % 2 == 0)
             run_attention(model, arena, sublayer / 2, body);

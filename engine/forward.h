@@ -20,7 +20,8 @@ struct batch {
     size_t slots, blocks_per_slot;
     const int32_t *logit_rows; /* ascending rows whose logits are wanted */
     size_t logit_count;
-    int body; /* BODY_* */
+    int body;                      /* BODY_* */
+    const struct cost_model *cost; /* chooses bodies; NULL: packs whenever a row skips */
 };
 
 /* What a step computed; valid until the next step. Row l of run and mix starts at l *

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-int inbox_create(struct inbox *inbox, size_t limit, struct error *error) {
+int inbox_create(struct inbox *inbox, size_t limit, size_t token_limit, struct error *error) {
     size_t count = 16;
     while (count < limit) count *= 2;
     memset(inbox, 0, sizeof *inbox);
@@ -14,6 +14,7 @@ int inbox_create(struct inbox *inbox, size_t limit, struct error *error) {
     }
     inbox->bucket_count = count;
     inbox->limit = limit;
+    inbox->token_limit = token_limit;
     pthread_mutex_init(&inbox->lock, NULL);
     pthread_cond_init(&inbox->asked, NULL);
     return 0;
@@ -49,7 +50,16 @@ static int accept_sequence(struct inbox *inbox, struct sequence *sequence, struc
         return error_set(error, FATHOM_FULL, "%zu requests are unfinished, which is the limit",
                          inbox->limit);
     }
+    size_t prompt = sequence->request.prompt_length;
+    size_t room = inbox->tokens < inbox->token_limit ? inbox->token_limit - inbox->tokens : 0;
+    if (prompt > room && inbox->accepted > 0) {
+        return error_set(error, FATHOM_FULL,
+                         "the prompts of unfinished requests hold %zu tokens; with %zu more the "
+                         "limit of %zu would be passed",
+                         inbox->tokens, prompt, inbox->token_limit);
+    }
     *link = sequence;
+    inbox->tokens += prompt;
     sequence->arrival = inbox->arrivals++;
     *(inbox->last ? &inbox->last->inbox_next : &inbox->first) = sequence;
     inbox->last = sequence;
@@ -73,6 +83,13 @@ void inbox_cancel(struct inbox *inbox, uint64_t id) {
         inbox->cancel = true;
         pthread_cond_signal(&inbox->asked);
     }
+    pthread_mutex_unlock(&inbox->lock);
+}
+
+void inbox_count(struct inbox *inbox, size_t *accepted, size_t *tokens) {
+    pthread_mutex_lock(&inbox->lock);
+    *accepted = inbox->accepted;
+    *tokens = inbox->tokens;
     pthread_mutex_unlock(&inbox->lock);
 }
 
@@ -102,5 +119,6 @@ void inbox_retire(struct inbox *inbox, struct sequence *sequence) {
     pthread_mutex_lock(&inbox->lock);
     *find_link(inbox, sequence->request.id) = sequence->bucket_next;
     inbox->accepted--;
+    inbox->tokens -= sequence->request.prompt_length;
     pthread_mutex_unlock(&inbox->lock);
 }

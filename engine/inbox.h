@@ -17,12 +17,13 @@ struct inbox {
     struct sequence **buckets; /* [bucket_count] accepted and unfinished sequences by id */
     size_t bucket_count;       /* a power of two */
     size_t accepted, limit;
+    size_t tokens, token_limit; /* prompt tokens of those accepted */
     uint64_t arrivals;
     struct sequence *first, *last; /* accepted, not yet collected: in order of arrival */
     bool cancel, stop;             /* some sequence was cancelled; the engine must stop */
 };
 
-int inbox_create(struct inbox *inbox, size_t limit, struct error *error);
+int inbox_create(struct inbox *inbox, size_t limit, size_t token_limit, struct error *error);
 
 /* Sequences never collected are destroyed with it. */
 void inbox_destroy(struct inbox *inbox);
@@ -33,6 +34,9 @@ int inbox_submit(struct inbox *inbox, struct sequence *sequence, struct error *e
 
 /* Any thread: marks the sequence as cancelled. An unknown id is ignored. */
 void inbox_cancel(struct inbox *inbox, uint64_t id);
+
+/* Any thread: requests and prompt tokens that are accepted and unfinished now. */
+void inbox_count(struct inbox *inbox, size_t *accepted, size_t *tokens);
 
 /* Any thread: the next inbox_collect is the last. */
 void inbox_stop(struct inbox *inbox);

@@ -1,20 +1,34 @@
 /* The host's side of the KV cache: which block of the arena holds which positions of whom.
  *
  * A slot is a running sequence's row of the block table; its entry i names the block of positions
- * i * KV_BLOCK_TOKENS and up. Everything is allocated at start. Engine thread only.
+ * i * KV_BLOCK_TOKENS and up. A full block may be published in an index by content: then other
+ * slots can hold it too, since nobody writes into a full block again, and it outlives its holders.
+ * A block is free, held (by one slot or more), or idle: published, held by nobody, there to be
+ * found again or, the longest unused first, to be taken when none is free. Everything is allocated
+ * at start. Engine thread only.
  */
 #ifndef FATHOM_KV_H
 #define FATHOM_KV_H
 
-#include "kernels/kernels.h"
+#include "engine/prefix_index.h"
+
+struct kv_block {
+    uint32_t references;                /* slots that hold it */
+    int32_t older, newer;               /* idle: neighbours by last use; -1: none */
+    uint16_t attn_run[KV_BLOCK_TOKENS]; /* sub-layers that ran for each position: what a */
+    uint16_t mlp_run[KV_BLOCK_TOKENS];  /* request that reuses it reports as its depth */
+};
 
 struct kv {
     size_t blocks, slots, blocks_per_slot;
-    int32_t *table;       /* [slots, blocks_per_slot]; a slot's first `held` entries count */
-    size_t *held;         /* [slots] */
-    uint32_t *references; /* [blocks] slots that hold the block; 0: free */
-    int32_t *free_blocks; /* [blocks] a stack: the block released last is the warmest */
+    int32_t *table;         /* [slots, blocks_per_slot]; a slot's first `held` entries count */
+    size_t *held;           /* [slots] */
+    struct kv_block *block; /* [blocks] */
+    int32_t *free_blocks;   /* [blocks] a stack: the block released last is the warmest */
     size_t free_count;
+    int32_t oldest, newest; /* idle blocks; -1: none */
+    size_t idle_count;
+    struct prefix_index index;
 };
 
 int kv_create(struct kv *kv, size_t blocks, size_t slots, size_t blocks_per_slot,
@@ -26,17 +40,37 @@ static inline size_t kv_blocks_for(size_t tokens) {
     return tokens / KV_BLOCK_TOKENS + (tokens % KV_BLOCK_TOKENS != 0);
 }
 
-/* Makes the slot hold at least the first `tokens` positions, at most blocks_per_slot blocks. All or
- * nothing: false, and no change, when too few blocks are free. */
+/* Makes the slot hold at least the first `tokens` positions, at most blocks_per_slot blocks; idle
+ * blocks go when none is free. All or nothing: false, and no change, when too few are left. */
 bool kv_reserve(struct kv *kv, size_t slot, size_t tokens);
 
-/* Gives an empty slot the blocks of another slot's first `tokens` positions; returns the positions
- * shared. Only full blocks are: nobody writes into a full block again, so none needs a copy. */
-size_t kv_share_prefix(struct kv *kv, size_t from, size_t to, size_t tokens);
+/* Lets the slot's entry `i`, at most its first unused one, be that published block; what the entry
+ * held before is let go. */
+void kv_adopt(struct kv *kv, size_t slot, size_t i, int32_t block);
 
-/* Empties the slot. A block is free again when its last holder lets go. */
+/* Enters the full block of the slot's entry `i` into the index, under a key not there yet. */
+void kv_publish(struct kv *kv, size_t slot, size_t i, uint64_t parent, const int32_t *tokens);
+
+/* Empties the slot. A block without holders is idle if it was published, else free. */
 void kv_release(struct kv *kv, size_t slot);
 
-static inline size_t kv_blocks_used(const struct kv *kv) { return kv->blocks - kv->free_count; }
+static inline int32_t kv_block_at(const struct kv *kv, size_t slot, size_t i) {
+    return kv->table[slot * kv->blocks_per_slot + i];
+}
+
+/* 0 for a block that is not published. */
+static inline uint64_t kv_serial(const struct kv *kv, int32_t block) {
+    return kv->index.entries[block].serial;
+}
+
+/* Blocks that a reservation can get. */
+static inline size_t kv_blocks_available(const struct kv *kv) {
+    return kv->free_count + kv->idle_count;
+}
+
+/* Blocks that somebody holds. */
+static inline size_t kv_blocks_used(const struct kv *kv) {
+    return kv->blocks - kv_blocks_available(kv);
+}
 
 #endif

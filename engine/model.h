@@ -40,6 +40,7 @@ struct model {
     struct buffer *rope;  /* f32 [context, D] */
     struct scratch scratch;
     struct host_results host;
+    struct cost_model cost; /* once measured */
 };
 
 /* Bytes of one KV block, 16 tokens of all layers. */

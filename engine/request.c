@@ -34,6 +34,10 @@ int request_check(const struct engine_request *request, const struct request_lim
     if (request->prompt_logprobs && request->top_logprobs < 0) {
         return error_set(error, FATHOM_INVALID, "prompt_logprobs needs top_logprobs of at least 0");
     }
+    if (request->cache_salt_length > 0 && !request->cache_salt) {
+        return error_set(error, FATHOM_INVALID, "cache_salt is NULL; its length is %zu",
+                         request->cache_salt_length);
+    }
     return check_sampling(&request->sampling, vocab, error);
 }
 

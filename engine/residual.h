@@ -10,6 +10,9 @@
 #include "engine/checkpoint.h"
 #include "kernels/kernels.h"
 
+/* Rows of the theta table behind those of tiers: to measure what sub-layers cost. */
+#define TIERS_OF_MEASURING 2
+
 struct residual;
 
 struct residual_kind {
@@ -46,7 +49,8 @@ struct residual_kind {
     double (*step_size)(const struct residual *residual, size_t sublayer, double mix);
     double (*threshold)(const struct residual *residual, size_t sublayer, double size);
 
-    /* Replaces the thresholds of one tier: theta [sublayers]. */
+    /* Replaces the thresholds of one tier, or of one of TIERS_OF_MEASURING behind them: theta
+     * [sublayers]. */
     void (*set_theta)(struct residual *residual, size_t tier, const float *theta);
 
     size_t (*weight_bytes)(const struct residual *residual);

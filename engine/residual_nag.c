@@ -165,7 +165,7 @@ static int create_state(struct nag *nag, struct error *error) {
         {&decisions->run, sublayers * rows},
         {&decisions->running.indices, rows * sizeof(int32_t)},
         {&decisions->running.count, sizeof(int32_t)},
-        {&decisions->theta, TIERS_MAX * sublayers * sizeof(float)},
+        {&decisions->theta, (TIERS_MAX + TIERS_OF_MEASURING) * sublayers * sizeof(float)},
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (!(*parts[i].buffer = kernels->buffer_create(device, parts[i].bytes, error)))

@@ -1,12 +1,14 @@
 #include "engine/scheduler.h"
 
+#include "engine/prefix.h"
+
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 static void schedule_decodes(struct scheduler *scheduler);
-static void admit_waiting(struct scheduler *scheduler, uint64_t now);
-static void schedule_prefills(struct scheduler *scheduler);
+static void schedule_prefills(struct scheduler *scheduler, uint64_t now);
+static double predict(const struct scheduler *scheduler, const struct cost_load *load);
 static void stop_running(struct scheduler *scheduler, struct sequence *sequence);
 
 int scheduler_create(struct scheduler *scheduler, const struct scheduler_limits *limits,
@@ -85,9 +87,10 @@ void scheduler_remove(struct scheduler *scheduler, struct sequence *sequence) {
 const struct step *scheduler_next_step(struct scheduler *scheduler, uint64_t now) {
     struct step *step = &scheduler->step;
     step->rows = step->part_count = step->logit_count = step->slots = 0;
+    scheduler->load = (struct cost_load){0};
     schedule_decodes(scheduler);
-    admit_waiting(scheduler, now);
-    schedule_prefills(scheduler);
+    schedule_prefills(scheduler, now);
+    step->predicted_ns = predict(scheduler, &scheduler->load);
     assert(step->rows > 0 || scheduler_is_empty(scheduler));
     return step;
 }
@@ -96,25 +99,98 @@ void scheduler_complete_step(struct scheduler *scheduler) {
     const struct step *step = &scheduler->step;
     for (size_t i = 0; i < step->part_count; i++) {
         struct sequence *sequence = step->parts[i].sequence;
-        sequence->computed += step->parts[i].rows;
+        size_t rows = step->parts[i].rows;
+        sequence->computed += rows;
         if (sequence->computed > sequence->reached) sequence->reached = sequence->computed;
+        if (scheduler->limits.prefix_cache) prefix_settle(&scheduler->kv, sequence, rows);
     }
 }
 
-static size_t size_min(size_t a, size_t b) { return a < b ? a : b; }
+static size_t size_min(size_t a, size_t b) {
+    return a < b ? a : b;
+}
 
 static size_t rows_left(const struct scheduler *scheduler) {
     return scheduler->limits.max_step_rows - scheduler->step.rows;
 }
 
+/* ---- Time ---- */
+
+/* The work of the sequence's next rows; what they will skip is not known, what the last ones
+ * skipped is. */
+static void load_add(struct cost_load *load, const struct sequence *sequence, size_t rows) {
+    double count = (double)rows, first = (double)sequence->computed;
+    load->rows += count;
+    load->attn_rows += count * sequence->attn_rate;
+    load->mlp_rows += count * sequence->mlp_rate;
+    load->attended += count * (first + (count + 1) / 2) * sequence->attn_rate;
+    if (sequence->computed + rows == sequence->length) load->logit_rows++;
+}
+
+static size_t drift_class(const struct cost_load *load) {
+    size_t class = 0;
+    for (double rows = load->rows; rows >= 2 && class + 1 < SCHEDULER_DRIFTS; rows /= 2) class ++;
+    return class;
+}
+
+/* The drift of steps of this size or, when there were none, of the nearest smaller or larger. */
+static double find_drift(const struct scheduler *scheduler, const struct cost_load *load) {
+    size_t class = drift_class(load);
+    for (size_t i = class + 1; i-- > 0;) {
+        if (scheduler->drift[i] > 0) return scheduler->drift[i];
+    }
+    for (size_t i = class; i < SCHEDULER_DRIFTS; i++) {
+        if (scheduler->drift[i] > 0) return scheduler->drift[i];
+    }
+    return 1;
+}
+
+static double predict(const struct scheduler *scheduler, const struct cost_load *load) {
+    if (!scheduler->limits.cost) return 0;
+    return cost_predict(scheduler->limits.cost, load) * find_drift(scheduler, load);
+}
+
+void scheduler_observe_step(struct scheduler *scheduler, double real_ns) {
+    if (!scheduler->limits.cost || scheduler->step.rows == 0) return;
+    double predicted = cost_predict(scheduler->limits.cost, &scheduler->load);
+    if (predicted <= 0) return;
+    double ratio = real_ns / predicted;
+    double *drift = &scheduler->drift[drift_class(&scheduler->load)];
+    if (*drift > 0 && ratio > 2 * *drift) ratio = 2 * *drift; /* a stall says little of the next */
+    *drift += *drift > 0 ? (ratio - *drift) / 8 : ratio;
+}
+
+/* The most rows, up to `rows`, with which the step still meets its target. */
+static size_t rows_in_time(const struct scheduler *scheduler, const struct sequence *sequence,
+                           size_t rows) {
+    size_t low = 0, high = rows; /* low fits, more than high does not */
+    while (low < high) {
+        size_t middle = high - (high - low) / 2;
+        struct cost_load load = scheduler->load;
+        load_add(&load, sequence, middle);
+        if (predict(scheduler, &load) <= scheduler->limits.step_target_ns) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    return low;
+}
+
+/* ---- Rows ---- */
+
 /* The next `rows` rows of a sequence become part of the step. */
-static void step_add(struct step *step, struct sequence *sequence, size_t rows) {
+static void step_add(struct scheduler *scheduler, struct sequence *sequence, size_t rows,
+                     size_t reused) {
+    struct step *step = &scheduler->step;
+    load_add(&scheduler->load, sequence, rows);
     size_t known = sequence->reached - sequence->computed;
     step->parts[step->part_count++] = (struct step_part){
         .sequence = sequence,
         .first_row = step->rows,
         .rows = rows,
         .recomputed = size_min(rows, known),
+        .reused = reused,
         .first_logit = step->logit_count,
     };
     size_t slot = (size_t)sequence->slot;
@@ -129,6 +205,7 @@ static void step_add(struct step *step, struct sequence *sequence, size_t rows) 
             step->logit_rows[step->logit_count++] = (int32_t)row;
         }
     }
+    if (scheduler->limits.prefix_cache) prefix_announce(&scheduler->kv, sequence, rows);
 }
 
 /* Gives up everything that a running sequence holds; its slot is the next one to be used. */
@@ -163,29 +240,13 @@ static void schedule_decodes(struct scheduler *scheduler) {
     while (sequence) {
         if (sequence_is_decoding(sequence)) {
             if (!grow_or_preempt(scheduler, sequence)) return;
-            step_add(&scheduler->step, sequence, 1);
+            step_add(scheduler, sequence, 1, 0);
         }
         sequence = sequence->next; /* read now: growing may have taken the old next off the list */
     }
 }
 
-static size_t prefill_rows(const struct scheduler *scheduler, const struct sequence *sequence) {
-    size_t rows = sequence->length - sequence->computed, chunk = scheduler->limits.prefill_chunk;
-    return chunk ? size_min(rows, chunk) : rows;
-}
-
-/* Whether running prefills that go first leave the newcomer a row in this step. */
-static bool has_rows_for(const struct scheduler *scheduler, const struct sequence *newcomer) {
-    size_t left = rows_left(scheduler);
-    const struct sequence *sequence = scheduler->running.first;
-    for (; sequence && left > 0 && sequence_before(sequence, newcomer); sequence = sequence->next) {
-        if (sequence_is_decoding(sequence)) continue;
-        left -= size_min(left, prefill_rows(scheduler, sequence));
-    }
-    return left > 0;
-}
-
-/* Running sequences that will ask for another block some day. A free block is kept for each, or the
+/* Running sequences that will ask for another block some day. A block is kept for each, or the
  * newcomer would be preempted a few steps after its prefill. */
 static size_t count_growing(const struct scheduler *scheduler) {
     size_t growing = 0;
@@ -197,29 +258,109 @@ static size_t count_growing(const struct scheduler *scheduler) {
     return growing;
 }
 
-static void admit_waiting(struct scheduler *scheduler, uint64_t now) {
+/* Blocks for all tokens known and one more, of which the prefix cache may have some. */
+static bool take_blocks(struct scheduler *scheduler, struct sequence *sequence, size_t *reused) {
     struct kv *kv = &scheduler->kv;
-    while (scheduler->waiting.first && scheduler->free_slot_count > 0) {
-        struct sequence *sequence = scheduler->waiting.first;
-        size_t tokens = size_min(sequence->length + 1, sequence_limit(sequence));
-        if (!has_rows_for(scheduler, sequence)) return;
-        if (kv_blocks_for(tokens) + count_growing(scheduler) > kv->free_count) return;
-        list_remove(&scheduler->waiting, sequence);
-        sequence->slot = scheduler->free_slots[--scheduler->free_slot_count];
-        bool reserved = kv_reserve(kv, (size_t)sequence->slot, tokens);
-        assert(reserved);
-        (void)reserved; /* counted above; NDEBUG drops the assert */
-        list_insert(&scheduler->running, sequence);
-        if (sequence->started_ns == 0) sequence->started_ns = now;
+    size_t slot = (size_t)sequence->slot, reached = sequence->reached;
+    size_t wanted = kv_blocks_for(size_min(sequence->length + 1, sequence_limit(sequence)));
+    *reused = scheduler->limits.prefix_cache ? prefix_reuse(kv, sequence) : 0;
+    if (wanted - kv->held[slot] + count_growing(scheduler) <= kv_blocks_available(kv)) {
+        return kv_reserve(kv, slot, wanted * KV_BLOCK_TOKENS);
     }
+    kv_release(kv, slot);
+    sequence->computed = 0;
+    sequence->reached = reached;
+    return false;
 }
 
-/* Never needs a block: admission reserved for all tokens known, and a prefill adds none. */
-static void schedule_prefills(struct scheduler *scheduler) {
-    struct sequence *sequence = scheduler->running.first;
-    for (; sequence && rows_left(scheduler) > 0; sequence = sequence->next) {
-        if (sequence_is_decoding(sequence)) continue;
-        step_add(&scheduler->step, sequence,
-                 size_min(rows_left(scheduler), prefill_rows(scheduler, sequence)));
+static void count_reuse(struct scheduler *scheduler, const struct sequence *sequence,
+                        size_t reused) {
+    bool is_first = sequence->reached == reused; /* no row of it has run yet */
+    if (!scheduler->limits.prefix_cache || sequence->request.prompt_logprobs || !is_first) return;
+    scheduler->prefix_queries += sequence->request.prompt_length;
+}
+
+/* Lets a waiting sequence run, if there is a slot and blocks for it. */
+static bool admit(struct scheduler *scheduler, struct sequence *sequence, uint64_t now,
+                  size_t *reused) {
+    if (scheduler->free_slot_count == 0) return false;
+    sequence->slot = scheduler->free_slots[scheduler->free_slot_count - 1];
+    if (!take_blocks(scheduler, sequence, reused)) {
+        sequence->slot = -1;
+        return false;
+    }
+    scheduler->free_slot_count--;
+    list_remove(&scheduler->waiting, sequence);
+    list_insert(&scheduler->running, sequence);
+    if (sequence->started_ns == 0) sequence->started_ns = now;
+    count_reuse(scheduler, sequence, *reused);
+    return true;
+}
+
+/* Rows that prefill may still have in this step. */
+struct prefill_room {
+    bool has_target; /* somebody decodes, and would feel a longer step */
+    size_t untimed;  /* rows that it gets whatever the time */
+};
+
+static void add_prefill(struct scheduler *scheduler, struct sequence *sequence, size_t reused,
+                        struct prefill_room *room) {
+    /* Another sequence with the same prompt may have come further. */
+    if (scheduler->limits.prefix_cache) reused += prefix_reuse(&scheduler->kv, sequence);
+    size_t rows = size_min(sequence->length - sequence->computed, rows_left(scheduler));
+    size_t chunk = scheduler->limits.prefill_chunk;
+    if (chunk) rows = size_min(rows, chunk);
+    if (room->has_target) {
+        size_t in_time = rows_in_time(scheduler, sequence, rows);
+        size_t least = room->untimed ? room->untimed : 1; /* has_room said so */
+        rows = size_min(rows, in_time > least ? in_time : least);
+        room->untimed -= size_min(rows, room->untimed);
+    }
+    sequence->usage.cached_tokens += reused;
+    scheduler->prefix_hits += reused;
+    step_add(scheduler, sequence, rows, reused);
+}
+
+/* Whether the step has room for at least one more row. */
+static bool has_room(const struct scheduler *scheduler, const struct prefill_room *room) {
+    if (rows_left(scheduler) == 0) return false;
+    if (!room->has_target || room->untimed > 0) return true;
+    struct cost_load load = scheduler->load;
+    load.rows++;
+    load.attn_rows++;
+    load.mlp_rows++;
+    load.logit_rows++;
+    return predict(scheduler, &load) <= scheduler->limits.step_target_ns;
+}
+
+static struct sequence *skip_decoding(struct sequence *sequence) {
+    while (sequence && sequence_is_decoding(sequence)) sequence = sequence->next;
+    return sequence;
+}
+
+/* Running and waiting sequences in one order, so that who is admitted finds the blocks that those
+ * before it complete in this very step. Needs no block for a running one: admission reserved for
+ * all tokens known, and a prefill adds none. */
+static void schedule_prefills(struct scheduler *scheduler, uint64_t now) {
+    struct sequence *running = skip_decoding(scheduler->running.first);
+    struct prefill_room room = {
+        .has_target = scheduler->step.rows > 0 && scheduler->limits.step_target_ns > 0 &&
+                      scheduler->limits.cost,
+        .untimed = KV_BLOCK_TOKENS,
+    };
+    bool admits = true;
+    while (has_room(scheduler, &room)) {
+        struct sequence *waiting = admits ? scheduler->waiting.first : NULL;
+        size_t reused = 0;
+        if (waiting && (!running || sequence_before(waiting, running))) {
+            admits = admit(scheduler, waiting, now, &reused);
+            if (admits) add_prefill(scheduler, waiting, reused, &room);
+        } else if (running) {
+            struct sequence *next = skip_decoding(running->next);
+            add_prefill(scheduler, running, 0, &room);
+            running = next;
+        } else {
+            return;
+        }
     }
 }

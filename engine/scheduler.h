@@ -2,20 +2,24 @@
  *
  * A sequence waits, runs (prefill, then one decode row per step), and leaves. A step takes the
  * decode rows of all running sequences first, so that a long prompt never stops a stream, then
- * prefill chunks while rows are left. Order everywhere: lower priority value first, then arrival;
- * nobody overtakes within a priority.
+ * prefill chunks while rows are left and, when somebody decodes, while the predicted time of the
+ * step is within its target. Prefill gets one block's rows in any case, so that it always moves.
+ * Order everywhere: sequence_before, earlier submission and lower priority value first; nobody
+ * overtakes.
  *
- * Blocks. Admission reserves all that is known of a sequence and one token more; afterwards it
- * grows by a block at a time. When none is free the last running sequence in the order is
- * preempted: its blocks go back, it waits at its old place in the order, and its tokens are
- * recomputed later. The first in the order can therefore always go on: it must only fit the cache
- * alone, which submission checks.
+ * Blocks. Admission takes over what the prefix cache has, reserves all else that is known of a
+ * sequence and one token more; afterwards it grows by a block at a time. When none is free the
+ * prefix cache gives one; when it has none the last running sequence in the order is preempted: its
+ * blocks go back, it waits at its old place in the order, and its tokens are recomputed later. The
+ * first in the order can therefore always go on: it must only fit the cache alone, which submission
+ * checks.
  *
  * A pure state machine: no clock, no thread, no allocation after creation. Engine thread only.
  */
 #ifndef FATHOM_SCHEDULER_H
 #define FATHOM_SCHEDULER_H
 
+#include "engine/cost.h"
 #include "engine/kv.h"
 #include "engine/sequence.h"
 
@@ -24,7 +28,10 @@ struct scheduler_limits {
     size_t max_step_rows;
     size_t prefill_chunk; /* rows of one sequence in a step; 0: no limit of its own */
     size_t kv_blocks;
-    size_t max_tokens;    /* of one sequence, prompt and generated: kv_blocks hold them */
+    size_t max_tokens; /* of one sequence, prompt and generated: kv_blocks hold them */
+    bool prefix_cache; /* reuse blocks that hold the same tokens, of whoever computed them */
+    const struct cost_model *cost; /* NULL: steps are bounded by rows alone */
+    double step_target_ns;         /* of a step with decode rows; 0: none */
 };
 
 /* A sequence's rows in a step: first_row .. first_row + rows - 1, ascending in position. */
@@ -32,6 +39,7 @@ struct step_part {
     struct sequence *sequence;
     size_t first_row, rows;
     size_t recomputed;  /* leading rows that ran before a preemption and were reported then */
+    size_t reused;      /* positions just before the first row that the prefix cache spared it */
     size_t first_logit; /* index into logit_rows of the first of its rows there, if any */
 };
 
@@ -42,7 +50,10 @@ struct step {
     int32_t *token, *position, *tier, *slot; /* [max_step_rows] */
     int32_t *logit_rows;                     /* [max_step_rows] */
     struct step_part *parts;                 /* [max_step_rows] */
+    double predicted_ns;                     /* 0 without a cost model */
 };
+
+#define SCHEDULER_DRIFTS 14
 
 struct sequence_list {
     struct sequence *first, *last;
@@ -56,7 +67,11 @@ struct scheduler {
     int32_t *free_slots;
     size_t free_slot_count;
     struct step step;
+    struct cost_load load; /* of `step` */
+    /* Real over predicted time of recent steps, by the logarithm of their rows; 0: none yet. */
+    double drift[SCHEDULER_DRIFTS];
     uint64_t preemptions;
+    uint64_t prefix_queries, prefix_hits; /* prompt tokens looked for in the prefix cache; found */
 };
 
 int scheduler_create(struct scheduler *scheduler, const struct scheduler_limits *limits,
@@ -74,6 +89,9 @@ const struct step *scheduler_next_step(struct scheduler *scheduler, uint64_t now
 
 /* The chosen rows were computed. Call before any token of theirs is appended. */
 void scheduler_complete_step(struct scheduler *scheduler);
+
+/* How long the step took: later predictions learn from it. Call after complete_step. */
+void scheduler_observe_step(struct scheduler *scheduler, double real_ns);
 
 /* Takes a sequence out for good, waiting or running, and its blocks back. Not between next_step and
  * complete_step. */

@@ -22,6 +22,7 @@ int sequence_create(const struct engine_request *request, int32_t eos, struct se
     size_t prompt = request->prompt_length, stops = request->stop_token_count;
     size_t biases = request->sampling.bias_count;
     sequence->request = *request;
+    sequence->request.cache_salt = NULL; /* the submitter's, and in prefix_root by now */
     sequence->tokens = copy_array(request->prompt, prompt, prompt + request->max_tokens, 4);
     sequence->stop_tokens = copy_array(request->stop_tokens, stops, stops + 1, 4);
     sequence->bias = copy_array(request->sampling.bias, biases, biases, sizeof *sequence->bias);
@@ -30,6 +31,7 @@ int sequence_create(const struct engine_request *request, int32_t eos, struct se
     sequence->request.sampling.bias = sequence->bias;
     sequence->length = prompt;
     sequence->slot = -1;
+    sequence->attn_rate = sequence->mlp_rate = 1;
     sequence->pending.logprob = NAN; /* nothing predicts position 0 */
     sequence->usage.prompt_tokens = prompt;
     if (!sequence->tokens || !sequence->stop_tokens || !sequence->bias ||

@@ -40,9 +40,12 @@ struct sequence {
     size_t length;    /* tokens known */
     size_t computed;  /* leading positions whose K and V are in this sequence's blocks */
     size_t reached;   /* the largest `computed` ever: rows below it were told already */
+    uint64_t prefix_root; /* what its first block's key begins with: tier and tenant */
     int32_t slot;     /* row of the block table; -1 when not running */
     uint64_t arrival; /* order of acceptance, unique */
     struct choice pending; /* prompt_logprobs: the score of token `reached`, told with its row */
+
+    double attn_rate, mlp_rate; /* share of sub-layers that its recent rows ran: for predictions */
 
     struct engine_usage usage;
     uint64_t submitted_ns, started_ns, first_token_ns; /* 0: not yet */
@@ -89,12 +92,16 @@ static inline bool sequence_wants_logits(const struct sequence *sequence, size_t
            position + 1 < sequence->request.prompt_length;
 }
 
-/* Who goes first: lower priority value, then earlier arrival. A strict order. */
+/* What one step of priority is worth: a second of waiting. Later requests of a better priority
+ * overtake for that long at most, so that nobody waits for ever. */
+#define PRIORITY_NS INT64_C(1000000000)
+
+/* Who goes first: by time of submission and priority, then by arrival. A strict order, which never
+ * changes for two sequences. */
 static inline bool sequence_before(const struct sequence *a, const struct sequence *b) {
-    if (a->request.priority != b->request.priority) {
-        return a->request.priority < b->request.priority;
-    }
-    return a->arrival < b->arrival;
+    int64_t left = (int64_t)a->submitted_ns + a->request.priority * PRIORITY_NS;
+    int64_t right = (int64_t)b->submitted_ns + b->request.priority * PRIORITY_NS;
+    return left != right ? left < right : a->arrival < b->arrival;
 }
 
 #endif

@@ -46,6 +46,24 @@ static void print_text(const struct model_info *info) {
     print_tiers(info);
 }
 
+static void print_cost(const struct model_info *info, const struct cost_model *cost) {
+    printf("\n  time, us: a step with all skipped, and what is added by running rows\n");
+    printf("  %6s %10s %12s %10s %10s\n", "rows", "step", "attention", "MLP", "head");
+    for (size_t i = 0; i < cost->count; i++) {
+        const struct cost_point *point = &cost->points[i];
+        printf("  %6zu %10.1f %12.2f %10.2f %10.1f\n", point->rows, point->step_ns / 1e3,
+               point->attn_ns / 1e3, point->mlp_ns / 1e3, point->head_ns / 1e3);
+    }
+    printf("  attention and MLP: of one of the %zu blocks; and %.3f ns per position attended to\n",
+           info->blocks, cost->attended_ns);
+    printf("  packing rows makes a sub-layer %.2f times as dear; ", cost->gather_factor);
+    if (cost->ridge) {
+        printf("ridge at %zu rows: from there each skip pays\n", cost->ridge);
+    } else {
+        printf("ridge beyond the rows of a step: a skip pays when no row runs\n");
+    }
+}
+
 static int print_json(const struct model_info *info) {
     json_t *tiers = json_array();
     for (size_t i = 0; i < info->tier_count; i++) {
@@ -81,10 +99,11 @@ static int print_json(const struct model_info *info) {
 
 int cmd_inspect(int argc, char **argv) {
     struct model_flags model_flags = MODEL_FLAGS_DEFAULT;
-    bool json = false;
+    bool json = false, cost = false;
     const char *path = NULL;
     const struct flag flags[] = {
         {"json", 0, FLAG_SWITCH, NULL, "print one JSON object", &json, 0, 0},
+        {"cost", 0, FLAG_SWITCH, NULL, "measure what steps take here and print it", &cost, 0, 0},
         MODEL_FLAGS(model_flags),
     };
     const struct command command = {
@@ -111,6 +130,11 @@ int cmd_inspect(int argc, char **argv) {
         result = print_json(model_get_info(model));
     else
         print_text(model_get_info(model));
+    if (cost && !json) {
+        result = model_measure_cost(model, &error);
+        if (result == 0) print_cost(model_get_info(model), model_get_cost(model));
+        if (result != 0) command_fail("inspect", &error, EXIT_FAILED);
+    }
     model_destroy(model);
     return result == 0 ? EXIT_OK : EXIT_FAILED;
 }

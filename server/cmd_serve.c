@@ -13,6 +13,7 @@
 struct serve_flags {
     struct model_flags model;
     const char *model_path, *log_format, *log_level;
+    double step_target_ms, queue_timeout, ttft_slo_ms, tpot_slo_ms;
     struct serve_settings settings;
 };
 
@@ -20,9 +21,15 @@ static const struct serve_flags flags_default = {
     .model = MODEL_FLAGS_DEFAULT,
     .log_format = "text",
     .log_level = "info",
+    .step_target_ms = 50,
+    .ttft_slo_ms = 1000,
+    .tpot_slo_ms = 100,
     .settings =
         {
-            .engine = {.kv_budget = (size_t)512 << 20, .max_sequences = 256, .queue_limit = 1024},
+            .engine = {.kv_budget = (size_t)512 << 20,
+                       .max_sequences = 256,
+                       .queue_limit = 1024,
+                       .queue_tokens = (size_t)4 << 20},
             .host = "127.0.0.1",
             .port = 8080,
             .limits = {.head_bytes = (size_t)32 << 10, .body_bytes = (size_t)16 << 20},
@@ -42,6 +49,10 @@ static int flags_to_settings(struct serve_flags *flags, struct error *error) {
     struct serve_settings *settings = &flags->settings;
     size_t step_rows = settings->model.max_step_rows;
     settings->model_path = flags->model_path;
+    settings->auto_quality.first_token = flags->ttft_slo_ms / 1e3;
+    settings->auto_quality.per_token = flags->tpot_slo_ms / 1e3;
+    settings->engine.queue_timeout_ms = (size_t)(flags->queue_timeout * 1e3);
+    settings->engine.step_target_us = (size_t)(flags->step_target_ms * 1e3);
     int result = model_flags_options(&flags->model, &settings->model, error);
     settings->model.max_step_rows = step_rows;
     if (result == 0) result = log_parse_format(flags->log_format, &settings->log_format, error);
@@ -60,15 +71,34 @@ int cmd_serve(int argc, char **argv) {
          &s->served_name, 0, 0},
         {"default-quality", 0, FLAG_TEXT, "TIER", "for requests that name none (the model's)",
          &s->default_quality, 0, 0},
+        {"ttft-slo-ms", 0, FLAG_REAL, "MS",
+         "quality auto: what a first token may take, 0 makes auto the default tier (1000)",
+         &values.ttft_slo_ms, 0, 1e9},
+        {"tpot-slo-ms", 0, FLAG_REAL, "MS", "quality auto: what each further token may take (100)",
+         &values.tpot_slo_ms, 0, 1e9},
+        {"auto-floor", 0, FLAG_TEXT, "TIER", "quality auto: the lowest tier it may choose (any)",
+         &s->auto_floor, 0, 0},
+        {"debug-steps", 0, FLAG_COUNT, "N", "steps that GET /debug/steps shows, 0 for off (0)",
+         &s->engine.step_log, 0, 65536},
         {"kv-budget", 0, FLAG_BYTES, "SIZE", "memory for KV, taken at start (512MiB)",
          &s->engine.kv_budget, 1, TIB},
         {"max-sequences", 0, FLAG_COUNT, "N", "running at once (256)", &s->engine.max_sequences, 1,
          65536},
         {"queue-limit", 0, FLAG_COUNT, "N", "waiting beyond those; more get 429 (1024)",
          &s->engine.queue_limit, 1, 1048576},
+        {"queue-tokens", 0, FLAG_COUNT, "N",
+         "their prompt tokens, beyond what KV holds, 0 for any (4194304)", &s->engine.queue_tokens,
+         0, 1e12},
+        {"queue-timeout", 0, FLAG_REAL, "S", "seconds to wait for a first step, 0 for any (0)",
+         &values.queue_timeout, 0, 86400},
         {"prefill-chunk", 0, FLAG_COUNT, "N",
          "prompt tokens of one request per step, 0 for any (0)", &s->engine.prefill_chunk, 0,
          1048576},
+        {"step-target-ms", 0, FLAG_REAL, "MS",
+         "prefill does not make a step with decoding requests longer, 0 for any (50)",
+         &values.step_target_ms, 0, 1e6},
+        {"no-prefix-cache", 0, FLAG_SWITCH, NULL, "compute every prompt anew, whatever is known",
+         &s->engine.no_prefix_cache, 0, 0},
         {"max-step-rows", 0, FLAG_COUNT, "N", "rows of one step, 0 for 256 (0)",
          &s->model.max_step_rows, 0, STEP_ROWS_MAX},
         MODEL_FLAGS(values.model),

@@ -13,6 +13,8 @@
 #include "server/endpoints.h"
 #include "server/server.h"
 
+#define RETRY_AFTER_MAX 120 /* seconds: whatever the queue, things change */
+
 struct sequence {
     struct completion_job *job;
     size_t choice;
@@ -38,6 +40,7 @@ struct completion_job {
     struct sequence *ready_sequences;
     bool is_ready; /* in the server's list */
     bool failed;
+    bool expired; /* failed because it waited too long in the queue */
     struct completion_job *next_ready;
     uint64_t first_token_ns, last_token_ns;
 };
@@ -104,10 +107,42 @@ static void job_begin(uv_work_t *work, int status) {
     job_release_if_done(job);
 }
 
+/* When a client that is told to come back may find room: once those waiting now have started. */
+static unsigned retry_after(const struct server *server) {
+    struct engine_stats stats;
+    engine_get_stats(server->engine, &stats);
+    if (!(stats.drain_seconds > 1)) return 1;
+    return stats.drain_seconds < RETRY_AFTER_MAX ? (unsigned)stats.drain_seconds + 1
+                                                 : RETRY_AFTER_MAX;
+}
+
+/* The tier is chosen here and never changes: an answer is of one quality throughout. */
+static void job_choose_tier(struct completion_job *job) {
+    static const char *const reasons[AUTO_REASONS] = {
+        [AUTO_WITHIN] = "within the objectives",
+        [AUTO_FIRST_TOKEN] = "time to first token",
+        [AUTO_PER_TOKEN] = "time per token",
+    };
+    struct server *server = job->server;
+    struct auto_choice choice;
+    size_t tokens = 0;
+    for (size_t i = 0; i < job->request.prompt_count; i++) {
+        tokens += job->request.prompts[i].tokens.count;
+    }
+    engine_choose_tier(server->engine, &server->auto_quality, tokens, &choice);
+    server->auto_quality.previous = choice.tier;
+    server->metrics.auto_choices[choice.tier][choice.reason]++;
+    job->request.tier = choice.tier;
+    job->request.tier_reason = reasons[choice.reason];
+}
+
 /* All choices or none: on failure job->error is set, and what was accepted is cancelled by
  * job_fail. */
 static int job_submit(struct completion_job *job) {
     struct server *server = job->server;
+    if (job->request.tier_is_auto && server->settings->auto_quality.first_token > 0) {
+        job_choose_tier(job);
+    }
     if (completion_create(&server->context, &job->request, job->exchange->request_id, time(NULL),
                           server_random(), &job->completion, &job->error) != 0) {
         return FATHOM_NO_MEMORY;
@@ -126,7 +161,11 @@ static int job_submit(struct completion_job *job) {
         sequence->choice = choice;
         completion_fill(job->completion, choice, (uint64_t)(uintptr_t)sequence, &request);
         int result = engine_submit(server->engine, &request, &error);
-        if (result != 0) return api_error_from_engine(&job->error, &error);
+        if (result != 0) {
+            api_error_from_engine(&job->error, &error);
+            if (result == FATHOM_FULL) job->error.retry_after_s = retry_after(server);
+            return result;
+        }
         sequence->is_live = true;
         job->live_count++;
     }
@@ -192,6 +231,7 @@ static void job_take_event(struct sequence *sequence, const struct engine_event 
     if (event->kind == EVENT_TOKEN) job_observe_token(job, sequence);
     unsigned flags = completion_push(job->completion, sequence->choice, event);
     if (flags & PUSH_FAILED) job->failed = true;
+    if (event->kind == EVENT_FINISHED && event->finish == FINISH_EXPIRED) job->expired = true;
     if ((flags & PUSH_CANCEL) && sequence->is_live) engine_cancel(job->server->engine, event->id);
 }
 
@@ -252,8 +292,16 @@ static void job_write_stream(struct completion_job *job, bool is_done) {
 
 static void job_write(struct completion_job *job) {
     if (job->failed) {
-        job->server->metrics.tiers[job->request.tier].finished[FINISH_ERROR]++;
-        api_error_set(&job->error, 500, NULL, NULL, "the engine could not finish this request");
+        enum finish_reason reason = job->expired ? FINISH_EXPIRED : FINISH_ERROR;
+        job->server->metrics.tiers[job->request.tier].finished[reason]++;
+        if (job->expired) {
+            api_error_set(&job->error, 503, "queue_timeout", NULL,
+                          "the request waited in the queue for more than %.15g s",
+                          (double)job->server->settings->engine.queue_timeout_ms / 1e3);
+            job->error.retry_after_s = retry_after(job->server);
+        } else {
+            api_error_set(&job->error, 500, NULL, NULL, "the engine could not finish this request");
+        }
         job_fail(job);
         return;
     }

@@ -20,6 +20,7 @@ void model_handle(struct exchange *exchange);
 void health_handle(struct exchange *exchange);
 void ready_handle(struct exchange *exchange);
 void metrics_handle(struct exchange *exchange);
+void steps_handle(struct exchange *exchange);
 void version_handle(struct exchange *exchange);
 
 void openapi_handle(struct exchange *exchange); /* openapi.c */

@@ -91,6 +91,49 @@ void metrics_handle(struct exchange *exchange) {
     text_free(&body);
 }
 
+static void write_step(const struct step_record *step, const struct model_info *model,
+                       struct text_buffer *out) {
+    text_append_format(out,
+                       "{\"step\":%llu,\"rows\":%zu,\"decode_rows\":%zu,\"logit_rows\":%zu,"
+                       "\"bodies\":{\"none\":%zu,\"dense\":%zu,\"gather\":%zu},"
+                       "\"predicted_ms\":%.6g,\"real_ms\":%.6g,\"end_ms\":%.15g,\"tiers\":{",
+                       (unsigned long long)step->number, step->rows, step->decode_rows,
+                       step->logit_rows, step->body_none, step->body_dense, step->body_gather,
+                       (double)step->predicted_ns / 1e6, (double)step->real_ns / 1e6,
+                       (double)step->at_ns / 1e6);
+    for (size_t i = 0; i < model->tier_count; i++) {
+        if (i > 0) text_append_string(out, ",");
+        text_append_json(out, model->tiers[i].name, strlen(model->tiers[i].name));
+        text_append_format(out, ":%u", step->tiers[i]);
+    }
+    text_append_string(out, "}}");
+}
+
+/* The last steps, oldest first; end_ms is of a clock that only goes on. */
+void steps_handle(struct exchange *exchange) {
+    const struct server *server = exchange->server;
+    size_t capacity = server->settings->engine.step_log;
+    struct text_buffer body = {0};
+    struct api_error error;
+    if (capacity == 0) {
+        api_error_set(&error, 404, NULL, NULL,
+                      "steps are not kept; --debug-steps N keeps the last");
+        exchange_answer_error(exchange, &error);
+        return;
+    }
+    struct step_record *steps = calloc(capacity, sizeof *steps);
+    size_t count = steps ? engine_get_steps(server->engine, steps, capacity) : 0;
+    if (!steps) body.failed = true;
+    text_append_string(&body, "{\"steps\":[");
+    for (size_t i = 0; i < count; i++) {
+        if (i > 0) text_append_string(&body, ",");
+        write_step(&steps[i], model_get_info(server->model), &body);
+    }
+    text_append_string(&body, "]}");
+    free(steps);
+    exchange_answer_json(exchange, &body); /* says so if memory ran out */
+}
+
 /* The device is described as "cpu avx2, 8 threads": its first two words. */
 void version_handle(struct exchange *exchange) {
     const struct server *server = exchange->server;

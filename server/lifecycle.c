@@ -44,11 +44,9 @@ static void loader_run(void *context) {
     uv_async_send(&server->lifecycle.loaded);
 }
 
-static int find_default_tier(const struct server *server, size_t *tier, struct error *error) {
+static int find_tier(const struct server *server, const char *flag, const char *name, size_t *tier,
+                     struct error *error) {
     const struct model_info *info = model_get_info(server->model);
-    const char *name = server->settings->default_quality;
-    *tier = info->default_tier;
-    if (!name) return 0;
     int found = model_find_tier(server->model, name);
     if (found < 0) {
         char names[TIERS_MAX * (TIER_NAME_MAX + 1)] = "";
@@ -56,11 +54,39 @@ static int find_default_tier(const struct server *server, size_t *tier, struct e
             size_t length = strlen(names);
             snprintf(names + length, sizeof names - length, " %s", info->tiers[i].name);
         }
-        return error_set(error, FATHOM_INVALID, "--default-quality %s: the model has the tiers%s",
-                         name, names);
+        return error_set(error, FATHOM_INVALID, "--%s %s: the model has the tiers%s", flag, name,
+                         names);
     }
     *tier = (size_t)found;
     return 0;
+}
+
+static size_t find_lowest_tier(const struct model_info *info) {
+    size_t lowest = 0;
+    for (size_t i = 1; i < info->tier_count; i++) {
+        if (info->tiers[i].target_skip > info->tiers[lowest].target_skip) lowest = i;
+    }
+    return lowest;
+}
+
+static int find_tiers(struct server *server, struct error *error) {
+    const struct serve_settings *settings = server->settings;
+    const struct model_info *info = model_get_info(server->model);
+    struct api_context *context = &server->context;
+    struct auto_options *choices = &server->auto_quality;
+    const char *name = settings->default_quality;
+    context->default_tier = info->default_tier;
+    context->default_is_auto = name && strcmp(name, "auto") == 0;
+    *choices = settings->auto_quality;
+    choices->floor = find_lowest_tier(info);
+    int result = 0;
+    if (name && !context->default_is_auto) {
+        result = find_tier(server, "default-quality", name, &context->default_tier, error);
+    }
+    if (result == 0 && settings->auto_floor) {
+        result = find_tier(server, "auto-floor", settings->auto_floor, &choices->floor, error);
+    }
+    return result;
 }
 
 /* Takes over what was loaded. */
@@ -83,7 +109,7 @@ static int lifecycle_adopt(struct server *server, struct error *error) {
     context->created = server->started_at;
     context->max_sequence = engine_max_sequence(server->engine);
     context->max_choices = server->settings->engine.queue_limit;
-    return find_default_tier(server, &context->default_tier, error);
+    return find_tiers(server, error);
 }
 
 static void on_loaded(uv_async_t *async) {
@@ -107,6 +133,13 @@ static void on_loaded(uv_async_t *async) {
         server->context.served_name, info->blocks, info->hidden, info->tier_count, info->context,
         size_format(info->weight_bytes, weights, sizeof weights), info->weights,
         size_format(server->settings->engine.kv_budget, budget, sizeof budget), info->device);
+    const struct cost_model *cost = model_get_cost(server->model);
+    log_message(&server->log, LOG_INFO,
+                "a step of one row takes %.2f ms here, %.2f with all skipped; ridge at %zu rows",
+                (cost->points[0].step_ns + cost->points[0].head_ns +
+                 (double)cost->blocks * (cost->points[0].attn_ns + cost->points[0].mlp_ns)) /
+                    1e6,
+                cost->points[0].step_ns / 1e6, cost->ridge);
     lifecycle->phase = PHASE_READY;
     server->engine_moved_ms = uv_now(&server->loop);
     log_announce(&server->log, "ready");

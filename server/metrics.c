@@ -93,6 +93,19 @@ static double ratio(size_t part, size_t whole) {
     return whole ? (double)part / (double)whole : 0;
 }
 
+/* Without a sum: that of predictions and of real times say more. */
+static void page_step_errors(struct page *page) {
+    const char *name = "fathom_step_prediction_error";
+    uint64_t cumulative = 0;
+    page_start(page, name, "gauge", "Steps whose real time was off its prediction by up to this.");
+    for (size_t i = 0; i <= STEP_ERROR_EDGES; i++) {
+        char edge[32] = "+Inf";
+        if (i < STEP_ERROR_EDGES) snprintf(edge, sizeof edge, "%g", step_error_edges[i]);
+        cumulative += page->stats.step_errors[i];
+        page_line(page, name, (double)cumulative, "le", edge, NULL, NULL);
+    }
+}
+
 static void page_engine(struct page *page) {
     const struct engine_stats *stats = &page->stats;
     page_value(page, "fathom_num_requests_running", "gauge", "Sequences in steps.",
@@ -103,6 +116,14 @@ static void page_engine(struct page *page) {
                ratio(stats->kv_blocks_used, stats->kv_blocks_total));
     page_value(page, "fathom_kv_blocks_used", "gauge", "KV blocks in use.",
                (double)stats->kv_blocks_used);
+    page_value(page, "fathom_kv_blocks_cached", "gauge",
+               "KV blocks in no use, kept for prompts that begin alike.",
+               (double)stats->kv_blocks_cached);
+    page_value(page, "fathom_prefix_cache_queries_total", "counter",
+               "Prompt tokens looked for in the prefix cache.", (double)stats->prefix_queries);
+    page_value(page, "fathom_prefix_cache_hits_total", "counter",
+               "Prompt tokens found in the prefix cache, not computed again.",
+               (double)stats->prefix_hits);
     page_value(page, "fathom_kv_bytes_used", "gauge", "KV bytes in use.",
                (double)stats->kv_bytes_used);
     page_value(page, "fathom_kv_bytes_budget", "gauge", "KV bytes that may be used.",
@@ -115,11 +136,19 @@ static void page_engine(struct page *page) {
                "Sequences put back for lack of KV.", (double)stats->preemptions);
     page_value(page, "fathom_requests_cancelled_total", "counter", "Sequences cancelled.",
                (double)stats->cancelled);
+    page_value(page, "fathom_requests_expired_total", "counter",
+               "Sequences that waited too long for their first step.", (double)stats->expired);
+    page_value(page, "fathom_queue_drain_seconds", "gauge",
+               "Until those waiting will have started, by how fast others ended lately.",
+               stats->drain_seconds);
     page_value(page, "fathom_steps_total", "counter", "Steps of the engine.", (double)stats->steps);
     page_value(page, "fathom_step_rows_total", "counter", "Rows over all steps.",
                (double)stats->step_rows);
     page_value(page, "fathom_step_seconds_total", "counter", "Time in steps.",
                (double)stats->step_ns_total / 1e9);
+    page_value(page, "fathom_step_predicted_seconds_total", "counter",
+               "Time in steps, as predicted before each.", (double)stats->predicted_ns_total / 1e9);
+    page_step_errors(page);
     page_start(page, "fathom_bodies_total", "counter",
                "Sub-layer executions by how their rows were run.");
     const char *name = "fathom_bodies_total";
@@ -142,13 +171,29 @@ static void page_finished(struct page *page) {
     static const char *const reasons[] = {[FINISH_STOP] = "stop",
                                           [FINISH_LENGTH] = "length",
                                           [FINISH_CANCELLED] = "abort",
-                                          [FINISH_ERROR] = "error"};
+                                          [FINISH_ERROR] = "error",
+                                          [FINISH_EXPIRED] = "expired"};
     const char *name = "fathom_request_success_total";
     page_start(page, name, "counter", "Choices finished, requests aborted or failed.");
     for (size_t i = 0; i < page->model->tier_count; i++) {
-        for (size_t reason = 0; reason <= FINISH_ERROR; reason++) {
+        for (size_t reason = 0; reason < FINISH_REASONS; reason++) {
             page_line(page, name, (double)page->server->metrics.tiers[i].finished[reason],
                       "quality", page->model->tiers[i].name, "finished_reason", reasons[reason]);
+        }
+    }
+}
+
+static void page_auto_choices(struct page *page) {
+    static const char *const reasons[AUTO_REASONS] = {[AUTO_WITHIN] = "within",
+                                                      [AUTO_FIRST_TOKEN] = "first_token",
+                                                      [AUTO_PER_TOKEN] = "per_token"};
+    const char *name = "fathom_auto_quality_total";
+    page_start(page, name, "counter",
+               "Requests that left their tier to the server, by its choice.");
+    for (size_t i = 0; i < page->model->tier_count; i++) {
+        for (size_t reason = 0; reason < AUTO_REASONS; reason++) {
+            page_line(page, name, (double)page->server->metrics.auto_choices[i][reason], "quality",
+                      page->model->tiers[i].name, "reason", reasons[reason]);
         }
     }
 }
@@ -255,6 +300,7 @@ void metrics_write(struct server *server, struct text_buffer *out) {
     page_sublayers(&page, "fathom_sublayers_skipped_total", "Sub-layers skipped, times rows.",
                    page.stats.attn_skipped, page.stats.mlp_skipped);
     page_finished(&page);
+    page_auto_choices(&page);
     page_histograms(&page);
     if (server->settings->vllm_metric_names) page_vllm_names(&page);
     page_process(&page);

@@ -22,13 +22,14 @@ struct histogram {
 
 struct request_metrics {
     struct histogram time_to_first_token, inter_token, end_to_end, queue, prefill, decode;
-    uint64_t finished[FINISH_ERROR + 1]; /* choices, by enum finish_reason; cancelled: requests */
+    uint64_t finished[FINISH_REASONS]; /* choices, by enum finish_reason; cancelled: requests */
 };
 
 #define STATUS_CODES 600
 
 struct metrics {
     struct request_metrics tiers[TIERS_MAX];
+    uint64_t auto_choices[TIERS_MAX][AUTO_REASONS];
     uint64_t responses[STATUS_CODES]; /* by HTTP status; 499: the client left first */
     struct histogram loop_lag;        /* how late the loop comes to what is due */
 };

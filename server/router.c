@@ -26,6 +26,7 @@ static const struct route routes[] = {
     {"/health", false, false, true, NEEDS_MODEL, health_handle},
     {"/ready", false, false, true, NEEDS_READY, ready_handle},
     {"/metrics", false, false, false, NEEDS_NOTHING, metrics_handle},
+    {"/debug/steps", false, false, false, NEEDS_MODEL, steps_handle},
     {"/version", false, false, false, NEEDS_NOTHING, version_handle},
     {"/openapi.json", false, false, false, NEEDS_NOTHING, openapi_handle},
 };

@@ -34,6 +34,7 @@ struct server {
     struct model *model; /* these three: NULL or empty until loaded */
     struct engine *engine;
     struct api_context context;
+    struct auto_options auto_quality; /* the settings', its floor and `previous` found */
 
     struct connection *connections; /* list */
     size_t connection_count;

@@ -10,6 +10,8 @@ struct serve_settings {
     const char *model_path;
     const char *served_name;     /* NULL: the folder's name */
     const char *default_quality; /* NULL: the checkpoint's */
+    struct auto_options auto_quality; /* objectives of "auto"; 0 seconds: it is the default tier */
+    const char *auto_floor;           /* the lowest tier that it may choose; NULL: any */
     struct model_options model;
     struct engine_options engine; /* notify is set by the server */
 

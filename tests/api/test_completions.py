@@ -206,3 +206,16 @@ def test_queue_full_cancels_the_others(start_server):
     assert int(refused.headers["retry-after"]) > 0
     server.wait_idle()
     assert complete(server, max_tokens=1)["choices"]
+
+
+def test_waiting_too_long(start_server):
+    """Who does not get into a step in time is told so, and when to come back."""
+    server = start_server(max_sequences=1, queue_timeout=0.01)
+    slow = {"prompt": "x", "max_tokens": 200, "ignore_eos": True}
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = [job.result() for job in [pool.submit(server.complete, **slow) for _ in range(8)]]
+    assert {answer.status_code for answer in answers} == {200, 503}
+    expired = [answer for answer in answers if answer.status_code == 503]
+    assert all(answer.json()["error"]["code"] == "queue_timeout" for answer in expired)
+    assert all(int(answer.headers["retry-after"]) > 0 for answer in expired)
+    assert server.metric("fathom_requests_expired_total") == len(expired)

@@ -29,7 +29,8 @@ def random_request(server, tiers, dice):
 
 
 def whole_answer(server, fields):
-    """Text, logprobs and depth of an answer: what must not depend on load."""
+    """Text, logprobs and depth of an answer: what must not depend on load. How much of the prompt
+    was found in the prefix cache does."""
     connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
     body = json.dumps(fields)
     connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
@@ -39,9 +40,11 @@ def whole_answer(server, fields):
     assert response.status == 200, data
     if not fields.get("stream"):
         answer = json.loads(data)
+        del answer["usage"]["prompt_tokens_details"]
         return answer["choices"][0]["text"], answer["usage"]
     events = [json.loads(line[6:]) for line in data.decode().split("\n\n") if line[:7] == "data: {"]
     text = "".join(choice["text"] for event in events for choice in event["choices"])
+    del events[-1]["usage"]["prompt_tokens_details"]
     return text, events[-1]["usage"]
 
 

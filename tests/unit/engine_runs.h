@@ -121,6 +121,33 @@ static inline void wait_idle(struct engine *engine, struct engine_stats *stats) 
     assert_int_equal(stats->kv_bytes_used, 0);
 }
 
+/* What a request gets, but for times and for what was cached. */
+static inline void check_same_event(const struct engine_event *a, const struct engine_event *b) {
+    assert_int_equal(a->token, b->token);
+    assert_int_equal(a->is_stop, b->is_stop);
+    assert_int_equal(a->depth, b->depth);
+    assert_memory_equal(&a->logprob, &b->logprob, sizeof a->logprob);
+    assert_int_equal(a->top_count, b->top_count);
+    for (size_t i = 0; i < a->top_count; i++) {
+        assert_int_equal(a->top[i].token, b->top[i].token);
+        assert_memory_equal(&a->top[i].logprob, &b->top[i].logprob, sizeof(float));
+    }
+}
+
+static inline void check_same(const struct outcome *a, const struct outcome *b) {
+    assert_int_equal(a->prompt_count, b->prompt_count);
+    assert_int_equal(a->token_count, b->token_count);
+    for (size_t i = 0; i < a->prompt_count; i++) check_same_event(&a->prompt[i], &b->prompt[i]);
+    for (size_t i = 0; i < a->token_count; i++) check_same_event(&a->tokens[i], &b->tokens[i]);
+    assert_int_equal(a->finished.finish, b->finished.finish);
+    const struct engine_usage *left = &a->finished.usage, *right = &b->finished.usage;
+    assert_int_equal(left->prompt_tokens, right->prompt_tokens);
+    assert_int_equal(left->attn_run, right->attn_run);
+    assert_int_equal(left->attn_total, right->attn_total);
+    assert_int_equal(left->mlp_run, right->mlp_run);
+    assert_int_equal(left->mlp_total, right->mlp_total);
+}
+
 static inline struct engine *open_engine(struct model *model, struct engine_options options) {
     struct error error = {0};
     struct engine *engine = NULL;

@@ -218,6 +218,8 @@ static const struct refusal refusals[] = {
     {"\"echo\":\"yes\"", 400, "echo"},
     {"\"return_depth\":1", 400, "return_depth"},
     {"\"return_depth\":\"true\"", 400, "return_depth"},
+    {"\"cache_salt\":7", 400, "cache_salt"},
+    {"\"cache_salt\":\"\"", 400, "cache_salt"},
     {"\"stream\":1", 400, "stream"},
     {"\"stream\":\"true\"", 400, "stream"},
     {"\"stream\":[]", 400, "stream"},

@@ -98,6 +98,59 @@ static void test_full_queue_and_used_ids_are_refused(void **state) {
     model_destroy(model);
 }
 
+static void test_queue_is_bounded_by_tokens(void **state) {
+    (void)state;
+    static struct asked asked[4];
+    static struct outcome outcomes[4];
+    struct error error = {0};
+    struct model *model = open_model("mha-silu", 1, 32);
+    size_t four_blocks = 4 * model_get_info(model)->kv_block_bytes;
+    struct brake brake;
+    struct engine_options options = {.kv_budget = four_blocks, .queue_tokens = 50};
+    struct engine *engine = open_held(model, &brake, options);
+    memset(outcomes, 0, sizeof outcomes);
+    for (size_t i = 0; i < 4; i++) ask(&asked[i], model_get_info(model), i, i < 3 ? 40 : 34, 5);
+    submit(engine, &asked[0]);
+    sem_wait(&brake.told);
+    submit(engine, &asked[1]);
+    assert_int_equal(engine_submit(engine, &asked[2].request, &error), FATHOM_FULL); /* 120 > 114 */
+    submit(engine, &asked[3]);
+    brake_release(&brake);
+    for (size_t ended = 0; ended < 3;) ended += collect(engine, outcomes, 4);
+    submit(engine, &asked[2]);
+    while (!outcomes[2].ended) collect(engine, outcomes, 4);
+    engine_destroy(engine);
+    model_destroy(model);
+}
+
+static void test_waiting_too_long_expires(void **state) {
+    (void)state;
+    static struct asked asked[2];
+    static struct outcome outcomes[2];
+    struct engine_stats stats;
+    struct model *model = open_model("mha-silu", 1, 32);
+    struct brake brake;
+    struct engine_options options = {.max_sequences = 1, .queue_timeout_ms = 5};
+    struct engine *engine = open_held(model, &brake, options);
+    memset(outcomes, 0, sizeof outcomes);
+    for (size_t i = 0; i < 2; i++) ask(&asked[i], model_get_info(model), i, 5, 60);
+    asked[0].request.ignore_eos = true;
+    submit(engine, &asked[0]);
+    sem_wait(&brake.told);
+    submit(engine, &asked[1]);
+    usleep(20000);
+    brake_release(&brake);
+    collect_all(engine, outcomes, 2);
+    assert_int_equal(outcomes[0].finished.finish, FINISH_LENGTH);
+    assert_int_equal(outcomes[1].finished.finish, FINISH_EXPIRED);
+    assert_int_equal(outcomes[1].token_count, 0);
+    wait_idle(engine, &stats);
+    assert_int_equal(stats.expired, 1);
+    assert_true(stats.drain_seconds == 0); /* nobody waits */
+    engine_destroy(engine);
+    model_destroy(model);
+}
+
 static void test_consumer_is_told_at_most_once_per_step(void **state) {
     (void)state;
     static struct asked asked[8];
@@ -264,6 +317,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cancel_takes_effect_before_the_next_step),
         cmocka_unit_test(test_full_queue_and_used_ids_are_refused),
+        cmocka_unit_test(test_queue_is_bounded_by_tokens),
+        cmocka_unit_test(test_waiting_too_long_expires),
         cmocka_unit_test(test_consumer_is_told_at_most_once_per_step),
         cmocka_unit_test(test_slow_consumer_holds_the_engine),
         cmocka_unit_test(test_destroy_returns_whatever_goes_on),

@@ -1,0 +1,85 @@
+#include "engine/auto_tier.h"
+
+/* Going back up needs the objectives to hold with this much room, or each finished request would
+ * change the tier of the next. */
+#define HYSTERESIS  0.7
+#define CHUNK_ROWS  64 /* rows over which the time of a prefill is averaged */
+#define SECONDS(ns) ((ns) / 1e9)
+
+static double step_seconds(const struct cost_model *cost, const struct tier_info *tier, double rows,
+                           double logits) {
+    double attn = tier->measured ? 1 - tier->attn_skip : 1 - tier->target_skip;
+    double mlp = tier->measured ? 1 - tier->mlp_skip : 1 - tier->target_skip;
+    struct cost_load load = {
+        .rows = rows,
+        .attn_rows = rows * attn,
+        .mlp_rows = rows * mlp,
+        .logit_rows = logits,
+    };
+    return SECONDS(cost_predict(cost, &load));
+}
+
+/* Prompts before it and its own are prefilled beside the rows that decode; beyond the sequences
+ * that can run, others must end first, which they do faster the less they execute. */
+static double predict_first_token(const struct cost_model *cost, const struct tier_info *tier,
+                                  const struct auto_load *load, double work) {
+    double row = step_seconds(cost, tier, CHUNK_ROWS, 0) / CHUNK_ROWS;
+    double seconds = row * (double)(load->pending_tokens + load->prompt_tokens);
+    if (load->unfinished >= load->max_sequences) {
+        double ends = (double)(load->unfinished + 1 - load->max_sequences);
+        seconds += ends * load->seconds_per_end * work / load->mean_work;
+    }
+    return seconds;
+}
+
+static double predict_per_token(const struct cost_model *cost, const struct tier_info *tier,
+                                const struct auto_load *load) {
+    size_t rows = load->unfinished + 1;
+    if (rows > load->max_sequences) rows = load->max_sequences;
+    return step_seconds(cost, tier, (double)rows, (double)rows);
+}
+
+/* The next worse tier, by the work that it is meant to skip; the same when there is none. */
+static size_t next_tier(const struct model_info *info, size_t tier) {
+    size_t next = tier;
+    for (size_t i = 0; i < info->tier_count; i++) {
+        if (info->tiers[i].target_skip <= info->tiers[tier].target_skip) continue;
+        bool is_nearer = info->tiers[i].target_skip < info->tiers[next].target_skip;
+        if (next == tier || is_nearer) next = i;
+    }
+    return next;
+}
+
+static size_t best_tier(const struct model_info *info) {
+    size_t best = 0;
+    for (size_t i = 1; i < info->tier_count; i++) {
+        if (info->tiers[i].target_skip < info->tiers[best].target_skip) best = i;
+    }
+    return best;
+}
+
+void auto_tier_choose(const struct cost_model *cost, const struct model_info *info,
+                      const struct auto_load *load, const struct auto_options *options,
+                      struct auto_choice *choice) {
+    const struct tier_info *tiers = info->tiers;
+    enum auto_reason reason = AUTO_WITHIN;
+    for (size_t tier = best_tier(info);; tier = next_tier(info, tier)) {
+        bool is_upward = tiers[tier].target_skip < tiers[options->previous].target_skip;
+        double room = is_upward ? HYSTERESIS : 1;
+        double work = 1 - tiers[tier].target_skip;
+        choice->tier = tier;
+        choice->reason = reason;
+        choice->first_token = predict_first_token(cost, &tiers[tier], load, work);
+        choice->per_token = predict_per_token(cost, &tiers[tier], load);
+        bool is_last = tiers[tier].target_skip >= tiers[options->floor].target_skip ||
+                       next_tier(info, tier) == tier;
+        if (is_last || load->unfinished == 0) return;
+        if (choice->first_token > room * options->first_token) {
+            reason = AUTO_FIRST_TOKEN;
+        } else if (choice->per_token > room * options->per_token) {
+            reason = AUTO_PER_TOKEN;
+        } else {
+            return;
+        }
+    }
+}

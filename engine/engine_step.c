@@ -1,0 +1,296 @@
+/* A step of the engine: rows chosen, the model run, and what came of each row told and counted. */
+#include "engine/engine_thread.h"
+
+/* ---- Events ---------------------------------------------------------------------------------- */
+
+void engine_announce(struct engine *engine) {
+    if (!engine->unannounced) return;
+    engine->unannounced = false;
+    event_queue_announce(&engine->events);
+    if (engine->options.notify) engine->options.notify(engine->options.notify_context);
+}
+
+/* A full queue holds the engine until the consumer, told of what is there, makes room. Once the
+ * queue is closed nobody reads, and the event is dropped. */
+static void emit(struct engine *engine, const struct engine_event *event) {
+    while (!event_queue_push(&engine->events, event)) {
+        engine_announce(engine);
+        if (!event_queue_wait_room(&engine->events)) return;
+    }
+    engine->unannounced = true;
+}
+
+static void emit_choice(struct engine *engine, const struct sequence *sequence,
+                        enum engine_event_kind kind, const struct choice *choice, size_t depth) {
+    struct engine_event event = {
+        .id = sequence->request.id,
+        .kind = kind,
+        .token = choice->token,
+        .is_stop = kind == EVENT_TOKEN && sequence_is_stop(sequence, choice->token),
+        .logprob = choice->logprob,
+        .depth = (uint16_t)depth,
+        .top_count = choice->top_count,
+    };
+    for (size_t i = 0; i < choice->top_count; i++) event.top[i] = choice->top[i];
+    emit(engine, &event);
+}
+
+static void measure_times(struct sequence *sequence, uint64_t now) {
+    struct engine_usage *usage = &sequence->usage;
+    uint64_t started = sequence->started_ns ? sequence->started_ns : now;
+    uint64_t first = sequence->first_token_ns ? sequence->first_token_ns : now;
+    usage->queue_ns = started - sequence->submitted_ns;
+    usage->prefill_ns = first - started;
+    usage->decode_ns = now - first;
+}
+
+/* Time between two ends, of late: what a place in the queue takes to become free. */
+static void note_end(struct engine *engine, uint64_t now) {
+    uint64_t since = engine->ended_ns ? engine->ended_ns : engine->busy_ns;
+    double seconds = (double)(now - since) / 1e9;
+    if (engine->seconds_per_end > 0) {
+        engine->seconds_per_end += (seconds - engine->seconds_per_end) / 16;
+    } else {
+        engine->seconds_per_end = seconds;
+    }
+    engine->ended_ns = now;
+}
+
+void engine_finish(struct engine *engine, struct sequence *sequence, enum finish_reason reason) {
+    scheduler_remove(&engine->scheduler, sequence);
+    measure_times(sequence, time_now_ns());
+    if (reason == FINISH_CANCELLED) engine->stats.cancelled++;
+    if (reason == FINISH_EXPIRED) engine->stats.expired++;
+    if (sequence->started_ns) note_end(engine, time_now_ns());
+    inbox_retire(&engine->inbox, sequence); /* first: who takes the event may submit the id again */
+    struct engine_event event = {
+        .id = sequence->request.id,
+        .kind = EVENT_FINISHED,
+        .finish = reason,
+        .usage = sequence->usage,
+    };
+    emit(engine, &event);
+    sequence_destroy(sequence);
+}
+
+/* ---- A step ---------------------------------------------------------------------------------- */
+
+/* The row's logits, or NULL if it has none; *next is the first of logit_rows not yet used. */
+static const float *row_logits(const struct engine *engine, const struct step *step,
+                               const struct step_result *result, size_t row, size_t *next) {
+    if (*next == step->logit_count || (size_t)step->logit_rows[*next] != row) return NULL;
+    return result->logits + engine->info->vocab * (*next)++;
+}
+
+/* A prompt token is predicted by the row before its own, perhaps a step ago, but its depth is that
+ * of its own row: its event comes with its row, and the next token's score is kept until then. */
+static void report_prompt_row(struct engine *engine, struct sequence *sequence, size_t position,
+                              const float *logits, size_t depth) {
+    const struct engine_request *request = &sequence->request;
+    sequence->pending.token = sequence->tokens[position];
+    emit_choice(engine, sequence, EVENT_PROMPT, &sequence->pending, depth);
+    if (position + 1 < request->prompt_length) {
+        sampler_score(&engine->sampler, logits, sequence->tokens[position + 1],
+                      (size_t)request->top_logprobs, &sequence->pending);
+    }
+}
+
+static void draw_next(struct engine *engine, struct sequence *sequence, const float *logits,
+                      size_t depth) {
+    struct choice choice;
+    if (sampler_draw(&engine->sampler, sequence, logits, &choice) != 0) {
+        engine_finish(engine, sequence, FINISH_ERROR);
+        return;
+    }
+    sequence_append(sequence, choice.token);
+    if (sequence->first_token_ns == 0) sequence->first_token_ns = time_now_ns();
+    engine->stats.generated_tokens++;
+    emit_choice(engine, sequence, EVENT_TOKEN, &choice, depth);
+    if (sequence_is_stop(sequence, choice.token)) {
+        engine_finish(engine, sequence, FINISH_STOP);
+    } else if (sequence_is_full(sequence)) {
+        engine_finish(engine, sequence, FINISH_LENGTH);
+    }
+}
+
+/* Moves the sequence's rates towards those of its rows in this step: a chunk says more than one
+ * row, about as much as its last sixteen. */
+static void note_rates(const struct engine *engine, const struct step_part *part) {
+    struct sequence *sequence = part->sequence;
+    double weight = part->rows < 16 ? (double)part->rows / 16 : 1, attn = 0, mlp = 0;
+    for (size_t row = part->first_row; row < part->first_row + part->rows; row++) {
+        attn += engine->attn_depth[row];
+        mlp += engine->mlp_depth[row];
+    }
+    double all = (double)(part->rows * engine->info->blocks);
+    sequence->attn_rate += weight * (attn / all - sequence->attn_rate);
+    sequence->mlp_rate += weight * (mlp / all - sequence->mlp_rate);
+}
+
+/* Cached positions count with the depth that they were executed with. */
+static void count_reused(const struct engine *engine, struct sequence *sequence, size_t first,
+                         size_t end) {
+    const struct kv *kv = &engine->scheduler.kv;
+    struct engine_usage *usage = &sequence->usage;
+    for (size_t position = first; position < end; position++) {
+        int32_t block = kv_block_at(kv, (size_t)sequence->slot, position / KV_BLOCK_TOKENS);
+        usage->attn_run += kv->block[block].attn_run[position % KV_BLOCK_TOKENS];
+        usage->mlp_run += kv->block[block].mlp_run[position % KV_BLOCK_TOKENS];
+    }
+    usage->attn_total += (end - first) * engine->info->blocks;
+    usage->mlp_total += (end - first) * engine->info->blocks;
+}
+
+/* Tells the new rows of a sequence; those recomputed after a preemption were told before it. */
+static void deliver_part(struct engine *engine, const struct step *step,
+                         const struct step_part *part, const struct step_result *result) {
+    struct sequence *sequence = part->sequence;
+    struct engine_usage *usage = &sequence->usage;
+    size_t end = part->first_row + part->rows, logit = part->first_logit, depth = 0;
+    const float *logits = NULL;
+    size_t first = (size_t)step->position[part->first_row];
+    note_rates(engine, part);
+    count_reused(engine, sequence, first - part->reused, first);
+    for (size_t row = part->first_row + part->recomputed; row < end; row++) {
+        size_t position = (size_t)step->position[row];
+        logits = row_logits(engine, step, result, row, &logit);
+        depth = (size_t)engine->attn_depth[row] + engine->mlp_depth[row];
+        usage->attn_run += engine->attn_depth[row];
+        usage->mlp_run += engine->mlp_depth[row];
+        usage->attn_total += engine->info->blocks;
+        usage->mlp_total += engine->info->blocks;
+        if (sequence->request.prompt_logprobs && position < sequence->request.prompt_length) {
+            report_prompt_row(engine, sequence, position, logits, depth);
+        }
+    }
+    if (sequence->computed < sequence->length) return;
+    if (sequence_is_full(sequence)) {
+        engine_finish(engine, sequence, FINISH_LENGTH); /* max_tokens 0: nothing to draw */
+    } else {
+        draw_next(engine, sequence, logits, depth);
+    }
+}
+
+/* Sub-layers that ran, by row, by position of the cache and by tier: even ones (from 0) are
+ * attention, odd ones MLP. */
+static void count_depth(struct engine *engine, const struct step *step,
+                        const struct step_result *result) {
+    size_t blocks = engine->info->blocks, stride = engine->info->max_step_rows;
+    struct engine_stats *stats = &engine->stats;
+    for (size_t row = 0; row < step->rows; row++) {
+        engine->attn_depth[row] = engine->mlp_depth[row] = 0;
+    }
+    for (size_t block = 0; block < blocks; block++) {
+        const uint8_t *attn = result->run + 2 * block * stride, *mlp = attn + stride;
+        for (size_t row = 0; row < step->rows; row++) {
+            engine->attn_depth[row] = (uint16_t)(engine->attn_depth[row] + attn[row]);
+            engine->mlp_depth[row] = (uint16_t)(engine->mlp_depth[row] + mlp[row]);
+        }
+    }
+    struct kv *kv = &engine->scheduler.kv;
+    for (size_t row = 0; row < step->rows; row++) {
+        size_t position = (size_t)step->position[row], offset = position % KV_BLOCK_TOKENS;
+        int32_t block = kv_block_at(kv, (size_t)step->slot[row], position / KV_BLOCK_TOKENS);
+        kv->block[block].attn_run[offset] = engine->attn_depth[row];
+        kv->block[block].mlp_run[offset] = engine->mlp_depth[row];
+        int32_t tier = step->tier[row];
+        stats->attn_run[tier] += engine->attn_depth[row];
+        stats->attn_skipped[tier] += blocks - engine->attn_depth[row];
+        stats->mlp_run[tier] += engine->mlp_depth[row];
+        stats->mlp_skipped[tier] += blocks - engine->mlp_depth[row];
+    }
+}
+
+static void count_step(struct engine *engine, const struct step *step,
+                       const struct step_result *result) {
+    struct engine_stats *stats = &engine->stats;
+    stats->steps++;
+    stats->step_rows += step->rows;
+    stats->body_none += result->body_none;
+    stats->body_dense += result->body_dense;
+    stats->body_gather += result->body_gather;
+    for (size_t i = 0; i < step->part_count; i++) {
+        const struct step_part *part = &step->parts[i];
+        size_t first = (size_t)step->position[part->first_row];
+        size_t prompt = part->sequence->request.prompt_length;
+        if (first >= prompt) continue;
+        stats->prompt_tokens += part->rows < prompt - first ? part->rows : prompt - first;
+    }
+}
+
+const double step_error_edges[STEP_ERROR_EDGES] = {0.05, 0.1, 0.15, 0.25, 0.5, 1};
+
+static void count_prediction(struct engine_stats *stats, double predicted, double real) {
+    double off = predicted > 0 ? real / predicted - 1 : 0;
+    size_t edge = 0;
+    if (off < 0) off = -off;
+    while (edge < STEP_ERROR_EDGES && off > step_error_edges[edge]) edge++;
+    stats->step_errors[edge]++;
+    stats->predicted_ns_last = (uint64_t)predicted;
+    stats->predicted_ns_total += (uint64_t)predicted;
+}
+
+/* For GET /debug/steps, and what recent rows ran. */
+static void log_step(struct engine *engine, const struct step *step,
+                     const struct step_result *result) {
+    struct step_record record = {
+        .number = engine->stats.steps,
+        .rows = step->rows,
+        .logit_rows = step->logit_count,
+        .body_none = result->body_none,
+        .body_dense = result->body_dense,
+        .body_gather = result->body_gather,
+    };
+    uint64_t run = 0;
+    for (size_t row = 0; row < step->rows; row++) {
+        record.tiers[step->tier[row]]++;
+        run += (uint64_t)engine->attn_depth[row] + engine->mlp_depth[row];
+    }
+    for (size_t i = 0; i < step->part_count; i++) {
+        record.decode_rows += sequence_is_decoding(step->parts[i].sequence);
+    }
+    double work = (double)run / (double)(step->rows * engine->info->sublayers);
+    engine->mean_work += (work - engine->mean_work) / 16;
+    engine->record = record;
+}
+
+void engine_step(struct engine *engine) {
+    uint64_t start = time_now_ns();
+    const struct step *step = scheduler_next_step(&engine->scheduler, start);
+    struct batch batch = {
+        .rows = step->rows,
+        .token = step->token,
+        .position = step->position,
+        .tier = step->tier,
+        .slot = step->slot,
+        .block_table = engine->scheduler.kv.table,
+        .slots = step->slots,
+        .blocks_per_slot = engine->scheduler.kv.blocks_per_slot,
+        .logit_rows = step->logit_rows,
+        .logit_count = step->logit_count,
+        .body = engine->options.body,
+        .cost = &engine->cost,
+    };
+    double predicted = step->predicted_ns;
+    struct step_result result;
+    model_step(engine->model, engine->arena, &batch, &result);
+    count_step(engine, step, &result);
+    count_depth(engine, step, &result);
+    log_step(engine, step, &result);
+    scheduler_complete_step(&engine->scheduler);
+    for (size_t i = 0; i < step->part_count; i++) {
+        deliver_part(engine, step, &step->parts[i], &result);
+    }
+    uint64_t end = time_now_ns();
+    scheduler_observe_step(&engine->scheduler, (double)(end - start));
+    engine->stats.step_ns_last = end - start;
+    engine->stats.step_ns_total += end - start;
+    engine->stats.last_step_at_ns = end;
+    count_prediction(&engine->stats, predicted, (double)(end - start));
+    engine->record.at_ns = end;
+    engine->record.predicted_ns = (uint64_t)predicted;
+    engine->record.real_ns = end - start;
+    pthread_mutex_lock(&engine->stats_lock);
+    step_log_add(&engine->step_log, &engine->record);
+    pthread_mutex_unlock(&engine->stats_lock);
+}

@@ -1,0 +1,109 @@
+/* The tier that the server chooses: the best one at rest, worse ones under load, the floor at last,
+ * and no flapping. */
+#include "engine/auto_tier.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#define MS 1e6
+
+/* 1 ms a row of a prompt, 10 ms and 1 ms a row for a step. */
+static const struct cost_model cost = {
+    .blocks = 1,
+    .count = 2,
+    .points = {{1, 1 * MS, 0.5 * MS, 0.5 * MS, 0}, {1001, 1 * MS, 500.5 * MS, 500.5 * MS, 0}},
+    .gather_factor = 1,
+};
+
+/* Not in order: the skip says which is better. */
+static const struct model_info info = {
+    .tier_count = 4,
+    .tiers = {{.name = "balanced", .target_skip = 0.25},
+              {.name = "full"},
+              {.name = "fast", .target_skip = 0.4},
+              {.name = "high", .target_skip = 0.1}},
+};
+enum { BALANCED, FULL, FAST, HIGH };
+
+static struct auto_choice choose(size_t unfinished, size_t pending, size_t previous, size_t floor) {
+    struct auto_load load = {
+        .unfinished = unfinished,
+        .max_sequences = 100,
+        .pending_tokens = pending,
+        .prompt_tokens = 10,
+        .seconds_per_end = 0.01,
+        .mean_work = 1,
+    };
+    struct auto_options options = {1, 0.05, floor, previous};
+    struct auto_choice choice;
+    auto_tier_choose(&cost, &info, &load, &options, &choice);
+    return choice;
+}
+
+static void test_at_rest_it_is_the_best(void **state) {
+    (void)state;
+    for (size_t previous = 0; previous < 4; previous++) {
+        struct auto_choice choice = choose(0, 0, previous, FAST);
+        assert_int_equal(choice.tier, FULL);
+        assert_int_equal(choice.reason, AUTO_WITHIN);
+    }
+    assert_int_equal(choose(5, 100, FULL, FAST).tier, FULL);
+}
+
+static void test_load_takes_it_down_step_by_step(void **state) {
+    (void)state;
+    static const size_t order[] = {FULL, HIGH, BALANCED, FAST};
+    size_t last = 0, seen = 0;
+    for (size_t pending = 0; pending < 3000; pending += 10) {
+        struct auto_choice choice = choose(10, pending, order[last], FAST);
+        size_t now = last;
+        while (order[now] != choice.tier) assert_true(++now < 4); /* never up */
+        seen += now != last;
+        last = now;
+        if (choice.tier != FULL) assert_int_equal(choice.reason, AUTO_FIRST_TOKEN);
+    }
+    assert_int_equal(last, 3);
+    assert_int_equal(seen, 3);
+    struct auto_choice choice = choose(60, 0, FULL, FAST);
+    assert_int_equal(choice.reason, AUTO_PER_TOKEN);
+    assert_true(choice.tier != FULL && choice.per_token < 0.06);
+}
+
+static void test_the_floor_holds(void **state) {
+    (void)state;
+    assert_int_equal(choose(1000, 100000, FULL, HIGH).tier, HIGH);
+    assert_int_equal(choose(1000, 100000, FULL, FULL).tier, FULL);
+    assert_int_equal(choose(1000, 100000, FULL, FAST).tier, FAST);
+}
+
+/* Near the objective: down at once, up only with room. */
+static void test_it_does_not_flap(void **state) {
+    (void)state;
+    size_t pending = 0;
+    while (choose(10, pending, FULL, FAST).tier == FULL) pending += 10;
+    assert_int_equal(choose(10, pending - 10, FULL, FAST).tier, FULL);
+    assert_int_equal(choose(10, pending - 10, HIGH, FAST).tier, HIGH);
+    assert_int_equal(choose(10, pending * 6 / 10, HIGH, FAST).tier, FULL);
+}
+
+static void test_those_beyond_the_slots_count(void **state) {
+    (void)state;
+    struct auto_choice few = choose(99, 0, FULL, FULL), many = choose(199, 0, FULL, FULL);
+    assert_true(many.first_token > few.first_token + 0.9);
+    assert_true(many.per_token == few.per_token);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_at_rest_it_is_the_best),
+        cmocka_unit_test(test_load_takes_it_down_step_by_step),
+        cmocka_unit_test(test_the_floor_holds),
+        cmocka_unit_test(test_it_does_not_flap),
+        cmocka_unit_test(test_those_beyond_the_slots_count),
+    };
+    return cmocka_run_group_tests_name("auto tier", tests, NULL, NULL);
+}
