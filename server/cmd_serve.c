@@ -57,6 +57,10 @@ static int flags_to_settings(struct serve_flags *flags, struct error *error) {
     settings->model.max_step_rows = step_rows;
     if (result == 0) result = log_parse_format(flags->log_format, &settings->log_format, error);
     if (result == 0) result = log_parse_level(flags->log_level, &settings->log_level, error);
+    if (result == 0 && settings->chat_format && !chat_format_is_known(settings->chat_format)) {
+        result = error_set(error, FATHOM_INVALID, "--chat-format must be one of %s; got '%s'",
+                           chat_format_names, settings->chat_format);
+    }
     return result;
 }
 
@@ -71,6 +75,8 @@ int cmd_serve(int argc, char **argv) {
          &s->served_name, 0, 0},
         {"default-quality", 0, FLAG_TEXT, "TIER", "for requests that name none (the model's)",
          &s->default_quality, 0, 0},
+        {"chat-format", 0, FLAG_TEXT, "F", "chatml, llama3, mistral, zephyr or plain (the model's)",
+         &s->chat_format, 0, 0},
         {"ttft-slo-ms", 0, FLAG_REAL, "MS",
          "quality auto: what a first token may take, 0 makes auto the default tier (1000)",
          &values.ttft_slo_ms, 0, 1e9},

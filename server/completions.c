@@ -24,7 +24,13 @@ struct sequence {
     uint64_t last_token_ns; /* 0: none yet */
 };
 
+/* completion_request_parse or chat_request_parse. */
+typedef int (*request_parser)(const struct api_context *context, const char *body, size_t length,
+                              const char *quality_header, struct completion_request *request,
+                              struct api_error *error);
+
 struct completion_job {
+    request_parser parse;
     struct server *server;
     struct exchange *exchange; /* NULL once it is over: answered, or the client left */
     uv_work_t work;
@@ -57,7 +63,7 @@ static void job_abandon(void *context);
 
 /* ---- Acceptance ------------------------------------------------------------------------------ */
 
-void completions_handle(struct exchange *exchange) {
+static void completion_start(struct exchange *exchange, request_parser parse) {
     struct completion_job *job = calloc(1, sizeof *job);
     if (!job) {
         struct api_error error;
@@ -68,6 +74,7 @@ void completions_handle(struct exchange *exchange) {
     struct http_slice quality;
     job->server = exchange->server;
     job->exchange = exchange;
+    job->parse = parse;
     job->body = exchange_take_body(exchange, &job->body_length);
     job->work.data = job;
     job->server->job_count++;
@@ -83,13 +90,21 @@ void completions_handle(struct exchange *exchange) {
     }
 }
 
+void completions_handle(struct exchange *exchange) {
+    completion_start(exchange, completion_request_parse);
+}
+
+void chat_completions_handle(struct exchange *exchange) {
+    completion_start(exchange, chat_request_parse);
+}
+
 /* Loop thread or, for long bodies, pool thread: touches only the job and what never changes. */
 static void job_prepare(uv_work_t *work) {
     struct completion_job *job = work->data;
     const struct api_context *context = &job->server->context;
     const char *quality = *job->quality_header ? job->quality_header : NULL;
-    if (completion_request_parse(context, job->body ? job->body : "", job->body_length, quality,
-                                 &job->request, &job->error) != 0) {
+    if (job->parse(context, job->body ? job->body : "", job->body_length, quality, &job->request,
+                   &job->error) != 0) {
         return;
     }
     job->has_request = true;

@@ -9,6 +9,7 @@
 #define INLINE_BODY_BYTES 4096
 
 void completions_handle(struct exchange *exchange); /* completions.c */
+void chat_completions_handle(struct exchange *exchange);
 /* The engine has events: called on the loop thread, takes a bounded batch. */
 void completions_take_events(struct server *server);
 

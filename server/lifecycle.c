@@ -107,6 +107,7 @@ static int lifecycle_adopt(struct server *server, struct error *error) {
     context->model = info;
     context->tokenizer = model_get_tokenizer(server->model);
     context->created = server->started_at;
+    context->chat_format = server->settings->chat_format;
     context->max_sequence = engine_max_sequence(server->engine);
     context->max_choices = server->settings->engine.queue_limit;
     return find_tiers(server, error);

@@ -19,6 +19,7 @@ struct route {
 
 static const struct route routes[] = {
     {"/v1/completions", false, true, false, NEEDS_READY, completions_handle},
+    {"/v1/chat/completions", false, true, false, NEEDS_READY, chat_completions_handle},
     {"/v1/models", false, false, false, NEEDS_MODEL, models_handle},
     {"/v1/models/", true, false, false, NEEDS_MODEL, model_handle},
     {"/tokenize", false, true, false, NEEDS_READY, tokenize_handle},

@@ -10,6 +10,7 @@ struct serve_settings {
     const char *model_path;
     const char *served_name;     /* NULL: the folder's name */
     const char *default_quality; /* NULL: the checkpoint's */
+    const char *chat_format;     /* NULL: what the tokenizer's files say */
     struct auto_options auto_quality; /* objectives of "auto"; 0 seconds: it is the default tier */
     const char *auto_floor;           /* the lowest tier that it may choose; NULL: any */
     struct model_options model;

@@ -46,7 +46,7 @@ def draw_curve(rates, tiers, path):
         x, y = point(row)
         axes.plot(x, y, "o", color="#c8442b", markersize=7)
         change = 100 * (y / tiers[0]["perplexity"] - 1)
-        axes.annotate(f"{row['tier']} ({change:+.2f} %)", (x, y), (6, 8), textcoords="offset points")
+        axes.annotate(f"{row['tier']} ({change:+.2f} %)", (x, y), (0, 9), textcoords="offset points", rotation=50)
     full = rates[0]["flops_per_token_full"] / 1e6
     axes.set_xlabel(f"FLOPs executed in the blocks per token, millions (full depth: {full:.2f})")
     axes.set_ylabel("held-out perplexity")
@@ -65,7 +65,7 @@ def draw_sublayers(tiers, path):
         panel.set_xlabel("block")
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("tokens that skip, %")
-    panels[0].legend()
+    panels[1].legend(loc="upper left")
     figure.tight_layout()
     figure.savefig(path)
 
@@ -76,15 +76,18 @@ def main():
     )
     parser.add_argument("--model", type=pathlib.Path, required=True)
     parser.add_argument("--fathom", default="build/fathom", help="the binary")
-    parser.add_argument("--fit", required=True, help="text that thresholds are fitted on")
-    parser.add_argument("--text", required=True, help="held-out text to measure")
+    parser.add_argument("--fit", help="text that thresholds are fitted on")
+    parser.add_argument("--text", help="held-out text to measure")
+    parser.add_argument("--redraw", action="store_true", help="only draw what curve.json holds")
     parser.add_argument("--tokens", type=int, default=131072)
     args = parser.parse_args()
-    tiers = evaluate(args.fathom, args.model, args.text, args.tokens)
-    rates = measure_rates(args)
-    (args.model / "curve.json").write_text(json.dumps({"tiers": tiers, "rates": rates}, indent=1) + "\n")
-    draw_curve(rates, tiers, args.model / "curve.png")
-    draw_sublayers(tiers, args.model / "sublayers.png")
+    figures = args.model / "curve.json"
+    if not args.redraw:
+        tiers, rates = evaluate(args.fathom, args.model, args.text, args.tokens), measure_rates(args)
+        figures.write_text(json.dumps({"tiers": tiers, "rates": rates}, indent=1) + "\n")
+    measured = json.loads(figures.read_text())
+    draw_curve(measured["rates"], measured["tiers"], args.model / "curve.png")
+    draw_sublayers(measured["tiers"], args.model / "sublayers.png")
 
 
 if __name__ == "__main__":
