@@ -47,7 +47,12 @@ void choice_free(struct choice *choice) {
 }
 
 static unsigned push_token(struct choice *choice, const struct engine_event *event) {
-    if (choice->finish) return 0;
+    if (choice->finish) {
+        choice->overrun_rows++;
+        choice->overrun_attn += event->attn_depth;
+        choice->overrun_mlp += (size_t)event->depth - event->attn_depth;
+        return 0;
+    }
     choice->completion_tokens++;
     bool is_shown = !event->is_stop && !tokenizer_is_special(choice->tokenizer, event->token);
     take_token(choice, event->token, is_shown, event);

@@ -43,6 +43,9 @@ struct choice {
     size_t prompt_seen;       /* EVENT_PROMPTs so far */
     size_t completion_tokens; /* up to the one that finished the choice, itself included */
     const char *finish;       /* "stop", "length"; NULL: not yet known */
+    /* Rows that ran after a stop string ended the choice, until the engine heard of it: how many is
+     * chance, so they are no part of the answer's usage. Sub-layers of them that ran, by kind. */
+    size_t overrun_rows, overrun_attn, overrun_mlp;
     bool finish_written;
     bool role_written;         /* of a chat's stream */
     bool ended;                /* EVENT_FINISHED was taken */

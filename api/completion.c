@@ -133,10 +133,12 @@ void completion_get_usage(const struct completion *completion, struct engine_usa
             usage->cached_tokens += part->cached_tokens;
         }
         usage->completion_tokens += choice->completion_tokens;
-        usage->attn_run += part->attn_run;
-        usage->attn_total += part->attn_total;
-        usage->mlp_run += part->mlp_run;
-        usage->mlp_total += part->mlp_total;
+        if (!choice->ended) continue;
+        size_t overrun = choice->overrun_rows * completion->context->model->blocks;
+        usage->attn_run += part->attn_run - choice->overrun_attn;
+        usage->attn_total += part->attn_total - overrun;
+        usage->mlp_run += part->mlp_run - choice->overrun_mlp;
+        usage->mlp_total += part->mlp_total - overrun;
         usage->preemptions += part->preemptions;
         usage->queue_ns = later(usage->queue_ns, part->queue_ns);
         usage->prefill_ns = later(usage->prefill_ns, part->prefill_ns);

@@ -128,11 +128,30 @@ static int tokenize_chat(const struct api_context *context, struct prompt *promp
     return api_error_set(error, 400, NULL, "messages", "messages make an empty prompt");
 }
 
+static size_t length_limit(const struct api_context *context) {
+    size_t most = context->model->context;
+    return context->max_sequence < most ? context->max_sequence : most;
+}
+
+/* Refuses by its bytes alone a text that cannot fit, whatever its tokens are. */
+static int check_bytes(const struct api_context *context, const struct prompt *prompt,
+                       const char *name, struct api_error *error) {
+    size_t limit = length_limit(context), longest = tokenizer_longest(context->tokenizer);
+    size_t least = prompt->text_length / longest;
+    if (least <= limit) return 0;
+    bool over_context = least > context->model->context;
+    return api_error_set(
+        error, 400, over_context ? "context_length_exceeded" : "kv_budget_exceeded", name,
+        "the %s holds %zu tokens, and the %zu bytes of %s make at least %zu; shorten it",
+        over_context ? "model's context" : "server's KV budget",
+        over_context ? context->model->context : limit, prompt->text_length, name, least);
+}
+
 /* What a completion may at most take: the default length, if the client named none, gives way. */
 static int check_length(const struct api_context *context, const struct completion_request *request,
                         struct prompt *prompt, const char *name, struct api_error *error) {
     size_t count = prompt->tokens.count, most = context->model->context;
-    size_t limit = context->max_sequence < most ? context->max_sequence : most;
+    size_t limit = length_limit(context);
     size_t room = count < limit ? limit - count : 0;
     size_t wanted = request->max_tokens;
     if (!request->has_max_tokens && wanted > room) wanted = room > 0 ? room : 1;
@@ -156,10 +175,11 @@ int completion_request_tokenize(const struct api_context *context,
     for (size_t i = 0; i < request->prompt_count; i++) {
         struct prompt *prompt = &request->prompts[i];
         char name[64] = "prompt";
-        int result = 0;
         if (request->prompt_count > 1) field_element("prompt", i, name);
+        if (request->is_chat) snprintf(name, sizeof name, "messages");
+        int result = check_bytes(context, prompt, name, error);
+        if (result != 0) return result;
         if (request->is_chat) {
-            snprintf(name, sizeof name, "messages");
             result = tokenize_chat(context, prompt, error);
         } else if (prompt->text) {
             result = tokenize(context, prompt, name, error);

@@ -12,7 +12,7 @@
 enum nag_head { NAG_HEAD_COSINE, NAG_HEAD_RMSNORM };
 
 /* config.json, with every default resolved. Limits: vocab <= 4 Mi, hidden <= 32768, blocks <= 1024,
- * heads <= 1024, head size <= 1024 and even, inner <= 262144, directions <= 1024, context <= 16 Mi,
+ * heads <= 1024, head size <= 1024 and even, inner <= 262144, directions <= 1024, context <= 1 Mi,
  * rope_theta 1..1e12, qk_scale 1e-6..1e6. */
 struct config {
     size_t vocab, hidden, blocks, heads, kv_heads, head_size, inner, context, directions;

@@ -22,7 +22,7 @@ static const struct {
     {"num_key_value_heads", offsetof(struct config, kv_heads), 1024, 0, true},
     {"head_dim", offsetof(struct config, head_size), 1024, 0, true},
     {"intermediate_size", offsetof(struct config, inner), 262144, 0, false},
-    {"max_position_embeddings", offsetof(struct config, context), 16 * MEBI, 0, false},
+    {"max_position_embeddings", offsetof(struct config, context), MEBI, 0, false},
     {"nag_directions", offsetof(struct config, directions), 1024, 32, false},
 };
 

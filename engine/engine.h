@@ -26,7 +26,7 @@ struct model_options {
     const char *isa;          /* NULL: the best instruction set that the processor has */
     enum weight_type weights; /* auto: what the device prefers */
     size_t threads;           /* 0: one per processor */
-    size_t max_context;       /* 0: the checkpoint's max_position_embeddings; never more than it */
+    size_t max_context;       /* 0: the checkpoint's max_position_embeddings; more is refused */
     size_t max_step_rows;     /* rows of one step, decode and prefill together; 0: 256 */
     /* Called from the loading thread with 0..1 and the phase's name ("mapping", "packing weights").
      */
@@ -123,6 +123,8 @@ int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t
 const char *tokenizer_bytes(const struct tokenizer *tokenizer, int32_t id, size_t *length);
 bool tokenizer_is_special(const struct tokenizer *tokenizer, int32_t id);
 size_t tokenizer_size(const struct tokenizer *tokenizer); /* ids are below this */
+/* A text of n bytes makes at least n / tokenizer_longest tokens; SIZE_MAX: there is no such bound. */
+size_t tokenizer_longest(const struct tokenizer *tokenizer);
 int32_t tokenizer_find(const struct tokenizer *tokenizer,
                        const char *text); /* id of a token as written, or -1 */
 bool tokenizer_adds_bos(
@@ -245,6 +247,7 @@ struct engine_event {
     float logprob;  /* when asked for; NAN at prompt position 0 */
     uint16_t depth; /* sub-layers that ran for the row that predicted this token (EVENT_TOKEN), or
                        of this prompt token's own row (EVENT_PROMPT) */
+    uint16_t attn_depth; /* those of `depth` that are attention */
     uint16_t top_count;
     struct token_logprob top[TOP_LOGPROBS_MAX]; /* descending; ties by lower id */
     struct engine_usage usage;                  /* EVENT_FINISHED */

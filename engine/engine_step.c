@@ -21,14 +21,15 @@ static void emit(struct engine *engine, const struct engine_event *event) {
 }
 
 static void emit_choice(struct engine *engine, const struct sequence *sequence,
-                        enum engine_event_kind kind, const struct choice *choice, size_t depth) {
+                        enum engine_event_kind kind, const struct choice *choice, size_t row) {
     struct engine_event event = {
         .id = sequence->request.id,
         .kind = kind,
         .token = choice->token,
         .is_stop = kind == EVENT_TOKEN && sequence_is_stop(sequence, choice->token),
         .logprob = choice->logprob,
-        .depth = (uint16_t)depth,
+        .depth = (uint16_t)(engine->attn_depth[row] + engine->mlp_depth[row]),
+        .attn_depth = engine->attn_depth[row],
         .top_count = choice->top_count,
     };
     for (size_t i = 0; i < choice->top_count; i++) event.top[i] = choice->top[i];
@@ -85,10 +86,10 @@ static const float *row_logits(const struct engine *engine, const struct step *s
 /* A prompt token is predicted by the row before its own, perhaps a step ago, but its depth is that
  * of its own row: its event comes with its row, and the next token's score is kept until then. */
 static void report_prompt_row(struct engine *engine, struct sequence *sequence, size_t position,
-                              const float *logits, size_t depth) {
+                              const float *logits, size_t row) {
     const struct engine_request *request = &sequence->request;
     sequence->pending.token = sequence->tokens[position];
-    emit_choice(engine, sequence, EVENT_PROMPT, &sequence->pending, depth);
+    emit_choice(engine, sequence, EVENT_PROMPT, &sequence->pending, row);
     if (position + 1 < request->prompt_length) {
         sampler_score(&engine->sampler, logits, sequence->tokens[position + 1],
                       (size_t)request->top_logprobs, &sequence->pending);
@@ -96,7 +97,7 @@ static void report_prompt_row(struct engine *engine, struct sequence *sequence, 
 }
 
 static void draw_next(struct engine *engine, struct sequence *sequence, const float *logits,
-                      size_t depth) {
+                      size_t row) {
     struct choice choice;
     if (sampler_draw(&engine->sampler, sequence, logits, &choice) != 0) {
         engine_finish(engine, sequence, FINISH_ERROR);
@@ -105,7 +106,7 @@ static void draw_next(struct engine *engine, struct sequence *sequence, const fl
     sequence_append(sequence, choice.token);
     if (sequence->first_token_ns == 0) sequence->first_token_ns = time_now_ns();
     engine->stats.generated_tokens++;
-    emit_choice(engine, sequence, EVENT_TOKEN, &choice, depth);
+    emit_choice(engine, sequence, EVENT_TOKEN, &choice, row);
     if (sequence_is_stop(sequence, choice.token)) {
         engine_finish(engine, sequence, FINISH_STOP);
     } else if (sequence_is_full(sequence)) {
@@ -146,7 +147,7 @@ static void deliver_part(struct engine *engine, const struct step *step,
                          const struct step_part *part, const struct step_result *result) {
     struct sequence *sequence = part->sequence;
     struct engine_usage *usage = &sequence->usage;
-    size_t end = part->first_row + part->rows, logit = part->first_logit, depth = 0;
+    size_t end = part->first_row + part->rows, logit = part->first_logit;
     const float *logits = NULL;
     size_t first = (size_t)step->position[part->first_row];
     note_rates(engine, part);
@@ -154,20 +155,19 @@ static void deliver_part(struct engine *engine, const struct step *step,
     for (size_t row = part->first_row + part->recomputed; row < end; row++) {
         size_t position = (size_t)step->position[row];
         logits = row_logits(engine, step, result, row, &logit);
-        depth = (size_t)engine->attn_depth[row] + engine->mlp_depth[row];
         usage->attn_run += engine->attn_depth[row];
         usage->mlp_run += engine->mlp_depth[row];
         usage->attn_total += engine->info->blocks;
         usage->mlp_total += engine->info->blocks;
         if (sequence->request.prompt_logprobs && position < sequence->request.prompt_length) {
-            report_prompt_row(engine, sequence, position, logits, depth);
+            report_prompt_row(engine, sequence, position, logits, row);
         }
     }
     if (sequence->computed < sequence->length) return;
     if (sequence_is_full(sequence)) {
         engine_finish(engine, sequence, FINISH_LENGTH); /* max_tokens 0: nothing to draw */
     } else {
-        draw_next(engine, sequence, logits, depth);
+        draw_next(engine, sequence, logits, end - 1);
     }
 }
 

@@ -215,8 +215,7 @@ static void describe_shape(struct model *model, const struct model_options *opti
     info->inner = config->inner;
     info->directions = config->directions;
     info->context = config->context;
-    if (options->max_context && options->max_context < info->context)
-        info->context = options->max_context;
+    if (options->max_context) info->context = options->max_context;
     info->max_step_rows = options->max_step_rows ? options->max_step_rows : DEFAULT_STEP_ROWS;
     info->kv_policy = depth->kv_policy;
     info->tier_count = depth->tier_count;
@@ -323,6 +322,11 @@ int model_load(const char *path, const struct model_options *options, struct mod
         model->config = *checkpoint_config(model->checkpoint);
         describe_shape(model, options);
         result = load_tokenizer(model, path, error);
+        if (result == 0 && model->info.context > model->config.context) {
+            result = error_set(error, FATHOM_INVALID,
+                               "a context of %zu tokens is asked for; the model has %zu",
+                               model->info.context, model->config.context);
+        }
     }
     if (result == 0) result = open_device(model, options, error);
     if (result == 0) result = load_weights(model, options, error);

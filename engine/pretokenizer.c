@@ -206,6 +206,13 @@ bool pretokenizer_adds_prefix_space(const struct pretokenizer *pretokenizer) {
     return pretokenizer->prefix_space;
 }
 
+bool pretokenizer_removes(const struct pretokenizer *pretokenizer) {
+    for (size_t i = 0; i < pretokenizer->count; i++) {
+        if (pretokenizer->stages[i].behavior == BEHAVIOR_REMOVED) return true;
+    }
+    return false;
+}
+
 /* ---- Splitting ------------------------------------------------------------------------------- */
 
 void split_state_init(struct split_state *state, size_t text_length) {

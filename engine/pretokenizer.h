@@ -27,6 +27,9 @@ void pretokenizer_destroy(struct pretokenizer *pretokenizer); /* NULL is allowed
  */
 bool pretokenizer_adds_prefix_space(const struct pretokenizer *pretokenizer);
 
+/* Some text may be left out of the pre-tokens. */
+bool pretokenizer_removes(const struct pretokenizer *pretokenizer);
+
 /* Working memory of one encode call. `budget` is shared by all its splits, so that no combination
  * of pattern and text takes longer than linear in the text. */
 struct split_state {

@@ -130,6 +130,10 @@ size_t tokenizer_size(const struct tokenizer *tokenizer) {
     return tokenizer->vocabulary.size;
 }
 
+size_t tokenizer_longest(const struct tokenizer *tokenizer) {
+    return tokenizer->longest;
+}
+
 /* Added tokens first: they may have the bytes of an ordinary one, and are what is looked for. */
 int32_t tokenizer_find(const struct tokenizer *tokenizer, const char *text) {
     const struct vocabulary *vocabulary = &tokenizer->vocabulary;

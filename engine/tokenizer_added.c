@@ -92,6 +92,13 @@ static const struct added_token *matcher_longest(const struct added_matcher *mat
     return longest;
 }
 
+bool added_matcher_takes_space(const struct added_matcher *matcher) {
+    for (size_t i = 0; i < matcher->token_count; i++) {
+        if (matcher->tokens[i].takes_left || matcher->tokens[i].takes_right) return true;
+    }
+    return false;
+}
+
 bool added_matcher_find(const struct added_matcher *matcher, const char *text, size_t length,
                         size_t from, bool special, struct added_match *match) {
     if (matcher->token_count == 0) return false;

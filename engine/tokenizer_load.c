@@ -7,6 +7,24 @@
 
 static int load_tokenizer(struct tokenizer *tokenizer, const json_t *json, struct error *error);
 
+/* NFC composes at most 7 bytes to 2 (U+1FBE U+0308 U+0301 to U+0390): a factor below 4. */
+#define NFC_SHRINKS_MAX 4
+
+static size_t find_longest(const struct tokenizer *tokenizer) {
+    const struct vocabulary *vocabulary = &tokenizer->vocabulary;
+    if (added_matcher_takes_space(&tokenizer->raw_added) ||
+        added_matcher_takes_space(&tokenizer->normalized_added) ||
+        pretokenizer_removes(tokenizer->pretokenizer)) {
+        return SIZE_MAX;
+    }
+    size_t longest = 1;
+    for (size_t id = 0; id < vocabulary->size; id++) {
+        size_t length = vocabulary->offsets[id + 1] - vocabulary->offsets[id];
+        if (length > longest) longest = length;
+    }
+    return tokenizer->normalizes ? NFC_SHRINKS_MAX * longest : longest;
+}
+
 int tokenizer_load(const char *folder, struct tokenizer **tokenizer, struct error *error) {
     json_t *json = NULL;
     int result = tokenizer_load_json(folder, "tokenizer.json", &json, error);
@@ -24,6 +42,7 @@ int tokenizer_load(const char *folder, struct tokenizer **tokenizer, struct erro
         tokenizer_destroy(loaded);
         return result;
     }
+    loaded->longest = find_longest(loaded);
     *tokenizer = loaded;
     return 0;
 }

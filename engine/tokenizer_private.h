@@ -113,6 +113,9 @@ struct added_match {
     int32_t id;
 };
 
+/* Some token takes white space beside it, however much that is. */
+bool added_matcher_takes_space(const struct added_matcher *matcher);
+
 /* The leftmost, there the longest, token at or after `from`; special ones only if `special`. */
 bool added_matcher_find(const struct added_matcher *matcher, const char *text, size_t length,
                         size_t from, bool special, struct added_match *match);
@@ -149,6 +152,7 @@ struct tokenizer {
     struct added_matcher raw_added, normalized_added; /* looked for before and after NFC */
     bool normalizes;                                  /* NFC */
     struct pretokenizer *pretokenizer;
+    size_t longest; /* bytes of a text that one token can stand for; SIZE_MAX: any number */
     bool adds_bos;
     int32_t bos, eos; /* -1: none */
     char *chat_template, *chat_format; /* malloc'd; NULL: none */

@@ -52,6 +52,10 @@ static int calibrate(struct model *model, const struct calibrate_flags *flags,
     int result = command_read_tokens(model, flags->text, &tokens, NULL, error);
     if (result == 0 && flags->measure)
         result = command_read_tokens(model, flags->measure, &measured, NULL, error);
+    if (result == 0 && flags->measure && measured.count < 2) {
+        result = error_set(error, FATHOM_INVALID, "%s has %zu tokens, too few to measure on",
+                           flags->measure, measured.count);
+    }
     if (result == 0) {
         struct calibration calibration = {
             .tokens = tokens.ids,

@@ -29,6 +29,7 @@ static int select_tiers(const struct model *model, const char *list, size_t *tie
         return (int)info->tier_count;
     }
     int count = 0;
+    if (!*list) return error_set(error, FATHOM_INVALID, "--quality names no tier");
     while (*list) {
         char name[TIER_NAME_MAX] = "";
         size_t length = strcspn(list, ",");

@@ -5,11 +5,13 @@
  * every sequence, which may be long after the client has left. Its sequences' addresses are the
  * engine's ids: an address is not used again while the engine may still speak of it.
  */
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "server/body_work.h"
 #include "server/endpoints.h"
 #include "server/server.h"
 
@@ -33,7 +35,7 @@ struct completion_job {
     request_parser parse;
     struct server *server;
     struct exchange *exchange; /* NULL once it is over: answered, or the client left */
-    uv_work_t work;
+    struct body_work work;
     char *body;
     size_t body_length;
     char quality_header[2 * TIER_NAME_MAX];
@@ -51,8 +53,8 @@ struct completion_job {
     uint64_t first_token_ns, last_token_ns;
 };
 
-static void job_prepare(uv_work_t *work);
-static void job_begin(uv_work_t *work, int status);
+static void job_prepare(struct body_work *work);
+static void job_begin(struct body_work *work);
 static int job_submit(struct completion_job *job);
 static void job_take_event(struct sequence *sequence, const struct engine_event *event);
 static void job_write(struct completion_job *job);
@@ -76,18 +78,16 @@ static void completion_start(struct exchange *exchange, request_parser parse) {
     job->exchange = exchange;
     job->parse = parse;
     job->body = exchange_take_body(exchange, &job->body_length);
-    job->work.data = job;
+    job->work = (struct body_work){.server = job->server,
+                                   .bytes = job->body_length,
+                                   .run = job_prepare,
+                                   .done = job_begin};
     job->server->job_count++;
     http_head_find(exchange->head, "X-Quality", &quality);
     snprintf(job->quality_header, sizeof job->quality_header, "%.*s", (int)quality.length,
              quality.data);
     exchange_attach(exchange, job, job_abandon);
-    if (job->body_length <= INLINE_BODY_BYTES) {
-        job_prepare(&job->work);
-        job_begin(&job->work, 0);
-    } else {
-        uv_queue_work(&job->server->loop, &job->work, job_prepare, job_begin);
-    }
+    if (body_work_start(&job->work, &job->error) != 0) job_begin(&job->work);
 }
 
 void completions_handle(struct exchange *exchange) {
@@ -99,8 +99,12 @@ void chat_completions_handle(struct exchange *exchange) {
 }
 
 /* Loop thread or, for long bodies, pool thread: touches only the job and what never changes. */
-static void job_prepare(uv_work_t *work) {
-    struct completion_job *job = work->data;
+static struct completion_job *job_of_work(struct body_work *work) {
+    return (struct completion_job *)((char *)work - offsetof(struct completion_job, work));
+}
+
+static void job_prepare(struct body_work *work) {
+    struct completion_job *job = job_of_work(work);
     const struct api_context *context = &job->server->context;
     const char *quality = *job->quality_header ? job->quality_header : NULL;
     if (job->parse(context, job->body ? job->body : "", job->body_length, quality, &job->request,
@@ -110,12 +114,12 @@ static void job_prepare(uv_work_t *work) {
     job->has_request = true;
     free(job->body);
     job->body = NULL;
+    if (atomic_load(&work->is_abandoned)) return;
     completion_request_tokenize(context, &job->request, &job->error);
 }
 
-static void job_begin(uv_work_t *work, int status) {
-    struct completion_job *job = work->data;
-    (void)status;
+static void job_begin(struct body_work *work) {
+    struct completion_job *job = job_of_work(work);
     if (job->exchange && job->error.status == 0) job_submit(job);
     if (job->exchange && job->error.status != 0) job_fail(job);
     if (job->exchange && job->request.stream) exchange_begin_stream(job->exchange);
@@ -335,16 +339,11 @@ static void job_write(struct completion_job *job) {
 static void job_fail(struct completion_job *job) {
     struct exchange *exchange = job_detach(job);
     job_cancel(job);
-    if (!exchange->streams) {
+    if (exchange->streams) {
+        exchange_fail_stream(exchange, &job->error);
+    } else {
         exchange_answer_error(exchange, &job->error);
-        return;
     }
-    struct text_buffer out = {0};
-    stream_write_error(&job->error, &out);
-    stream_write_done(&out);
-    if (!out.failed) exchange_send(exchange, out.data, out.length);
-    text_free(&out);
-    exchange_end_stream(exchange);
 }
 
 static void job_cancel(struct completion_job *job) {
@@ -359,6 +358,7 @@ static void job_cancel(struct completion_job *job) {
 static void job_abandon(void *context) {
     struct completion_job *job = context;
     job->exchange = NULL;
+    body_work_abandon(&job->work);
     if (!job->completion) return; /* job_begin will find nobody to answer */
     job->server->metrics.tiers[job->request.tier].finished[FINISH_CANCELLED]++;
     job_cancel(job);

@@ -4,10 +4,6 @@
 
 #include "server/exchange.h"
 
-/* A body up to this many bytes is parsed and tokenized on the loop thread (well under a
- * millisecond); a longer one on the thread pool. */
-#define INLINE_BODY_BYTES 4096
-
 void completions_handle(struct exchange *exchange); /* completions.c */
 void chat_completions_handle(struct exchange *exchange);
 /* The engine has events: called on the loop thread, takes a bounded batch. */

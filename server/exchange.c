@@ -160,12 +160,31 @@ void exchange_end_stream(struct exchange *exchange) {
     exchange_end(exchange);
 }
 
+void exchange_fail_stream(struct exchange *exchange, const struct api_error *error) {
+    struct text_buffer out = {0};
+    stream_write_error(error, &out);
+    stream_write_done(&out);
+    if (!out.failed) exchange_send(exchange, out.data, out.length);
+    text_free(&out);
+    exchange_end_stream(exchange);
+}
+
 void exchange_abandon(struct exchange *exchange) {
     if (exchange->job) exchange->abandon(exchange->job);
     exchange->job = NULL;
     exchange->status = STATUS_CLIENT_LEFT;
     metrics_count_response(&exchange->server->metrics, exchange->status);
     exchange_log(exchange);
+}
+
+void exchange_interrupt(struct exchange *exchange, const struct api_error *error) {
+    if (exchange->job) exchange->abandon(exchange->job);
+    exchange->job = NULL;
+    if (exchange->streams) {
+        exchange_fail_stream(exchange, error);
+    } else {
+        exchange_answer_error(exchange, error);
+    }
 }
 
 void exchange_ping(struct exchange *exchange, uint64_t now_ms) {

@@ -1,9 +1,10 @@
 /* One request and its answer: the seam between connections and endpoints.
  *
  * An endpoint gets an exchange whose request is complete and answers it once: with exchange_answer*
- * at once or later, or as a stream. To answer later it attaches a job; if the client leaves first,
- * `abandon` is called and the exchange must not be touched again. Loop thread only. No function
- * here ever calls `abandon`, so a job never vanishes under the code that answers for it.
+ * at once or later, or as a stream. To answer later it attaches a job; if the client leaves or the
+ * server stops first, `abandon` is called and the exchange must not be touched again. Loop thread
+ * only. No function for endpoints ever calls `abandon`, so a job never vanishes under the code that
+ * answers for it.
  */
 #ifndef FATHOM_EXCHANGE_H
 #define FATHOM_EXCHANGE_H
@@ -66,11 +67,15 @@ void exchange_answer_error(struct exchange *exchange, const struct api_error *er
 void exchange_begin_stream(struct exchange *exchange);
 void exchange_send(struct exchange *exchange, const char *data, size_t length);
 void exchange_end_stream(struct exchange *exchange);
+/* The error as the stream's last word, and its end. */
+void exchange_fail_stream(struct exchange *exchange, const struct api_error *error);
 
 /* ---- For the connection ---------------------------------------------------------------------- */
 
 /* The client left: tells the job, and writes the log line with status 499. */
 void exchange_abandon(struct exchange *exchange);
+/* The server stops: tells the job, and the client with an error. */
+void exchange_interrupt(struct exchange *exchange, const struct api_error *error);
 /* A comment when a stream has been silent for long, so that nothing between cuts the connection. */
 void exchange_ping(struct exchange *exchange, uint64_t now_ms);
 

@@ -1,5 +1,6 @@
 #include "server/http_connection.h"
 
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,11 +18,15 @@
 /* A longer body of a refused request is not worth reading to keep the connection. */
 #define REFUSED_BODY_MAX ((uint64_t)1 << 20)
 #define TCP_KEEPALIVE_S  60
+/* Pipelined requests answered before other connections have their turn. */
+#define TURN_REQUESTS_MAX 16
 
 static void on_allocate(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer);
 static void on_read(uv_stream_t *stream, ssize_t length, const uv_buf_t *buffer);
 static void connection_process(struct connection *connection, const char *data, size_t length);
 static void connection_keep_ahead(struct connection *connection, const char *data, size_t length);
+static void connection_hold(struct connection *connection, const char *data, size_t length);
+static bool connection_is_behind(const struct connection *connection);
 static void connection_begin_exchange(struct connection *connection);
 static void connection_dispatch(struct connection *connection);
 static void connection_refuse(struct connection *connection);
@@ -34,6 +39,11 @@ static void on_excess_closed(uv_handle_t *handle) {
     free(handle);
 }
 
+static void request_id_make(char id[REQUEST_ID_MAX + 1]) {
+    snprintf(id, REQUEST_ID_MAX + 1, "req-%016llx%016llx", (unsigned long long)server_random(),
+             (unsigned long long)server_random());
+}
+
 /* One connection too many: told so in one packet, as far as the socket takes it, and not kept. */
 static void connection_turn_away(struct server *server) {
     uv_tcp_t *tcp = malloc(sizeof *tcp);
@@ -43,6 +53,8 @@ static void connection_turn_away(struct server *server) {
     }
     struct text_buffer body = {0}, answer = {0};
     struct api_error error;
+    char id[REQUEST_ID_MAX + 1];
+    request_id_make(id);
     api_error_set(&error, 503, "server_overloaded", NULL, "too many connections; try again");
     api_error_write(&error, &body);
     struct http_response response = {
@@ -50,7 +62,7 @@ static void connection_turn_away(struct server *server) {
         .minor_version = 1,
         .content_type = "application/json",
         .content_length = body.length,
-        .request_id = "none",
+        .request_id = id,
         .retry_after_s = error.retry_after_s,
     };
     http_response_write_head(&response, &answer);
@@ -92,7 +104,7 @@ void connection_accept(struct server *server) {
         return;
     }
     connection->server = server;
-    connection->since_ms = uv_now(&server->loop);
+    connection->since_ms = connection->taken_at_ms = uv_now(&server->loop);
     http_parser_init(&connection->parser, &server->settings->limits);
     uv_tcp_init(&server->loop, &connection->tcp);
     connection->tcp.data = connection;
@@ -133,28 +145,42 @@ static void on_read(uv_stream_t *stream, ssize_t length, const uv_buf_t *buffer)
     }
 }
 
+static void connection_pause(struct connection *connection) {
+    uv_read_stop((uv_stream_t *)&connection->tcp);
+    connection->reading_paused = true;
+}
+
 static void connection_keep_ahead(struct connection *connection, const char *data, size_t length) {
     text_append(&connection->ahead, data, length);
     if (connection->ahead.failed) {
         connection_break(connection, "no memory for pipelined requests");
     } else if (connection->ahead.length > AHEAD_BYTES_MAX) {
-        uv_read_stop((uv_stream_t *)&connection->tcp);
-        connection->reading_paused = true;
+        connection_pause(connection);
     }
 }
 
-/* Requests, one after another, until the bytes end or an answer is still to come. */
+/* Requests, one after another, until the bytes end, an answer is still to come, or it is for others
+ * or for the client to go on first. */
 static void connection_process(struct connection *connection, const char *data, size_t length) {
     bool was_idle = http_parser_is_idle(&connection->parser);
     enum http_progress progress = HTTP_PROGRESS_HEAD;
+    unsigned requests = 0;
     connection->is_processing = true;
     while (connection->state == CONNECTION_READING && progress != HTTP_PROGRESS_MORE) {
+        bool is_between = http_parser_is_idle(&connection->parser);
+        if (is_between && (requests == TURN_REQUESTS_MAX || connection_is_behind(connection))) {
+            connection_hold(connection, data, length);
+            break;
+        }
         size_t consumed;
         progress = http_parser_feed(&connection->parser, data, length, &consumed);
         data += consumed;
         length -= consumed;
         if (progress == HTTP_PROGRESS_HEAD) connection_begin_exchange(connection);
-        if (progress == HTTP_PROGRESS_MESSAGE) connection_dispatch(connection);
+        if (progress == HTTP_PROGRESS_MESSAGE) {
+            connection_dispatch(connection);
+            requests++;
+        }
         if (progress == HTTP_PROGRESS_FAILED) connection_refuse(connection);
     }
     connection->is_processing = false;
@@ -165,6 +191,55 @@ static void connection_process(struct connection *connection, const char *data, 
     if (connection->state == CONNECTION_ANSWERING && length > 0) {
         connection_keep_ahead(connection, data, length);
     }
+}
+
+/* Goes on with what was kept while the connection answered or was held. */
+static void connection_resume(struct connection *connection) {
+    struct text_buffer ahead = connection->ahead;
+    connection->ahead = (struct text_buffer){0};
+    connection->is_held = connection->is_due = false;
+    if (ahead.length > 0) connection_process(connection, ahead.data, ahead.length);
+    text_free(&ahead);
+    bool is_open =
+        connection->state == CONNECTION_READING || connection->state == CONNECTION_ANSWERING;
+    if (connection->reading_paused && is_open && !connection->is_held &&
+        connection->ahead.length <= AHEAD_BYTES_MAX) {
+        connection->reading_paused = false;
+        uv_read_start((uv_stream_t *)&connection->tcp, on_allocate, on_read);
+    }
+}
+
+/* ---- Taking turns ---------------------------------------------------------------------------- */
+
+/* Answers wait for the client: no more of them are made until it has taken some. */
+static bool connection_is_behind(const struct connection *connection) {
+    return connection_unsent(connection) > connection->server->settings->send_high_water;
+}
+
+static void connection_make_due(struct connection *connection) {
+    connection->is_due = true;
+    server_turn_soon(connection->server);
+}
+
+/* Neither reads nor parses on until the next turn; or, when the client is behind, until it is no
+ * longer, for which it has the send timeout. */
+static void connection_hold(struct connection *connection, const char *data, size_t length) {
+    connection->is_held = true;
+    connection_keep_ahead(connection, data, length);
+    connection_pause(connection);
+    if (!connection_is_behind(connection)) connection_make_due(connection);
+}
+
+bool connection_take_turns(struct server *server) {
+    bool is_any_due = false;
+    for (struct connection *connection = server->connections; connection;
+         connection = connection->next) {
+        if (!connection->is_due) continue; /* nothing here closes a connection */
+        connection->since_ms = uv_now(&server->loop);
+        connection_resume(connection);
+        is_any_due |= connection->is_due;
+    }
+    return is_any_due;
 }
 
 /* ---- Exchanges ------------------------------------------------------------------------------- */
@@ -181,8 +256,7 @@ static void exchange_identify(struct exchange *exchange) {
         exchange->request_id[given.length] = '\0';
         return;
     }
-    snprintf(exchange->request_id, sizeof exchange->request_id, "req-%016llx%016llx",
-             (unsigned long long)server_random(), (unsigned long long)server_random());
+    request_id_make(exchange->request_id);
 }
 
 static void exchange_reset(struct connection *connection) {
@@ -255,17 +329,7 @@ void connection_end_exchange(struct connection *connection, bool keep_alive) {
     }
     http_parser_next(&connection->parser);
     connection->state = CONNECTION_READING;
-    if (connection->is_processing) return;
-
-    struct text_buffer ahead = connection->ahead;
-    connection->ahead = (struct text_buffer){0};
-    if (ahead.length > 0) connection_process(connection, ahead.data, ahead.length);
-    text_free(&ahead);
-    if (connection->reading_paused && connection->ahead.length <= AHEAD_BYTES_MAX &&
-        connection->state != CONNECTION_CLOSING) {
-        connection->reading_paused = false;
-        uv_read_start((uv_stream_t *)&connection->tcp, on_allocate, on_read);
-    }
+    if (!connection->is_processing) connection_resume(connection);
 }
 
 /* ---- Writing --------------------------------------------------------------------------------- */
@@ -278,8 +342,12 @@ struct write_request {
 
 static void on_written(uv_write_t *request, int status) {
     struct write_request *write = (struct write_request *)request;
-    if (status < 0 && status != UV_ECANCELED)
-        connection_break(write->connection, uv_strerror(status));
+    struct connection *connection = write->connection;
+    size_t low_water = connection->server->settings->send_high_water / 2;
+    if (status < 0 && status != UV_ECANCELED) connection_break(connection, uv_strerror(status));
+    if (status == 0 && connection->is_held && connection_unsent(connection) <= low_water) {
+        connection_make_due(connection);
+    }
     free(write);
 }
 
@@ -353,9 +421,11 @@ static void connection_finish(struct connection *connection) {
     if (connection->state == CONNECTION_CLOSING) return;
     uv_stream_t *stream = (uv_stream_t *)&connection->tcp;
     connection->state = CONNECTION_LINGERING;
+    connection->is_held = connection->is_due = false;
     text_free(&connection->ahead);
     http_parser_free(&connection->parser);
     if (connection->reading_paused) uv_read_start(stream, on_allocate, on_read);
+    connection->reading_paused = false;
     int result = uv_shutdown(&connection->shutdown, stream, on_shut_down);
     if (result != 0) connection_break(connection, uv_strerror(result));
 }
@@ -372,12 +442,42 @@ static void connection_close(struct connection *connection) {
     if (connection->state == CONNECTION_CLOSING) return;
     bool was_answering = connection->state == CONNECTION_ANSWERING;
     connection->state = CONNECTION_CLOSING;
+    connection->is_held = connection->is_due = false;
     connection_unlink(connection);
     if (was_answering) exchange_abandon(&connection->exchange);
     uv_close((uv_handle_t *)&connection->tcp, on_closed);
 }
 
+/* What a stopping server could not finish is at least told so. */
+static void connection_interrupt(struct connection *connection) {
+    struct api_error error;
+    api_error_set(&error, 503, "draining", NULL,
+                  "the server is shutting down and could not finish this request");
+    if (connection->state == CONNECTION_ANSWERING) {
+        exchange_interrupt(&connection->exchange, &error);
+    } else if (connection->state == CONNECTION_READING && connection->parser.head.complete) {
+        connection->state = CONNECTION_ANSWERING;
+        exchange_answer_error(&connection->exchange, &error);
+    }
+}
+
+void connection_interrupt_all(struct server *server) {
+    for (struct connection *connection = server->connections; connection;
+         connection = connection->next) {
+        connection_interrupt(connection); /* ends at most in lingering: the list stays as it is */
+    }
+}
+
 /* ---- Timeouts -------------------------------------------------------------------------------- */
+
+/* While reading is paused, libuv does not tell that the client left. The kernel does, even behind
+ * bytes that nobody has read. */
+static bool client_hung_up(const struct connection *connection) {
+    struct pollfd watch = {.events = POLLRDHUP};
+    if (!connection->reading_paused || connection->state != CONNECTION_ANSWERING) return false;
+    if (uv_fileno((const uv_handle_t *)&connection->tcp, &watch.fd) != 0) return false;
+    return poll(&watch, 1, 0) > 0;
+}
 
 static void sweep_reading(struct connection *connection, double waited_s) {
     const struct serve_settings *settings = connection->server->settings;
@@ -407,10 +507,11 @@ static bool client_takes_bytes(struct connection *connection, uint64_t now_ms) {
 static void connection_sweep(struct connection *connection, uint64_t now_ms) {
     struct exchange *exchange = &connection->exchange;
     double waited_s = (double)(now_ms - connection->since_ms) / 1000;
-    if (connection->is_broken || !client_takes_bytes(connection, now_ms)) {
+    if (connection->is_broken || !client_takes_bytes(connection, now_ms) ||
+        client_hung_up(connection)) {
         connection_close(connection);
     } else if (connection->state == CONNECTION_READING) {
-        sweep_reading(connection, waited_s);
+        if (!connection->is_held) sweep_reading(connection, waited_s);
     } else if (connection->state == CONNECTION_LINGERING) {
         if (connection->was_shut_down && waited_s * 1000 > LINGER_MS) connection_close(connection);
     } else if (connection->state == CONNECTION_ANSWERING) {

@@ -1,7 +1,9 @@
 /* One TCP connection: bytes to requests, answers to bytes, in order, under limits and timeouts.
  *
  * One exchange at a time. Bytes of later requests wait in a bounded buffer while one is answered,
- * so that reading goes on and a client that leaves is noticed at once.
+ * so that reading goes on and a client that leaves is noticed at once. Requests that are answered
+ * at once come in turns, so that no client keeps the loop to itself, and only while the client
+ * takes the answers: nobody can make the server hold more than the high-water mark and one answer.
  */
 #ifndef FATHOM_HTTP_CONNECTION_H
 #define FATHOM_HTTP_CONNECTION_H
@@ -27,12 +29,14 @@ struct connection {
     uint64_t since_ms;   /* uv_now when the wait that a timeout limits began */
     bool is_processing;  /* inside the parse loop, which goes on by itself after an answer */
     bool is_broken;      /* writing failed or fell behind: closed by the next sweep */
-    bool reading_paused; /* too much was sent ahead */
+    bool reading_paused; /* too much was sent ahead, or the connection is held */
+    bool is_held;        /* between requests: waits for its turn, or for the client to take bytes */
+    bool is_due;         /* held, and its turn is the next */
     bool was_shut_down;  /* our side: everything was sent */
     bool client_is_done; /* its side: no more requests */
     struct http_parser parser;
     struct exchange exchange;
-    struct text_buffer ahead;           /* bytes that came while answering */
+    struct text_buffer ahead;           /* bytes that came while answering or held */
     uint64_t queued_bytes, taken_bytes; /* that did not fit the socket at once; of these, by now */
     uint64_t taken_at_ms;               /* when the client was last seen to take some */
 };
@@ -40,11 +44,16 @@ struct connection {
 /* Accepts one connection; over the limit of connections it is answered 503 and closed. */
 void connection_accept(struct server *server);
 
+/* Goes on with the connections that are due; true if some are due again. */
+bool connection_take_turns(struct server *server);
+
 /* Looks at every connection's timeouts; called a few times a second. */
 void connection_sweep_all(struct server *server);
 
 /* Every byte of every answer has been handed to the operating system. */
 bool connection_all_flushed(const struct server *server);
+/* Answers 503 for every request under way, in the stream if that has begun. */
+void connection_interrupt_all(struct server *server);
 void connection_close_all(struct server *server);
 
 /* For exchange.c. Bytes go out at once as far as the socket takes them, the rest is copied. A

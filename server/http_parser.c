@@ -114,14 +114,18 @@ static bool body_reserve(struct http_parser *parser, size_t length) {
     return true;
 }
 
+static int body_refuse_length(struct http_parser *parser) {
+    error_set(&parser->error, FATHOM_INVALID, "the body is longer than the limit of %zu bytes",
+              parser->limits->body_bytes);
+    parser->status = 413;
+    return -1;
+}
+
 /* Memory follows the bytes that really came, not the length that a client announces. */
 static int framing_on_body(llhttp_t *framing, const char *data, size_t length) {
     struct http_parser *parser = framing->data;
     if (length > parser->limits->body_bytes - parser->body_seen) {
-        error_set(&parser->error, FATHOM_INVALID, "the body is longer than the limit of %zu bytes",
-                  parser->limits->body_bytes);
-        parser->status = 413;
-        return -1;
+        return body_refuse_length(parser);
     }
     parser->body_seen += length;
     if (parser->discards_body) return 0;
@@ -146,6 +150,13 @@ static int framing_on_field(llhttp_t *framing, const char *data, size_t length) 
     return 0;
 }
 
+/* A chunk that cannot fit is refused by its size, not when its bytes have come. */
+static int framing_on_chunk_header(llhttp_t *framing) {
+    struct http_parser *parser = framing->data;
+    if (framing->content_length <= parser->limits->body_bytes - parser->body_seen) return 0;
+    return body_refuse_length(parser);
+}
+
 static int framing_on_message_complete(llhttp_t *framing) {
     struct http_parser *parser = framing->data;
     parser->message_complete = true;
@@ -157,6 +168,7 @@ static const llhttp_settings_t *framing_settings(void) {
         .on_header_field = framing_on_field,
         .on_headers_complete = framing_on_headers_complete,
         .on_body = framing_on_body,
+        .on_chunk_header = framing_on_chunk_header,
         .on_message_complete = framing_on_message_complete,
     };
     return &settings;

@@ -10,6 +10,8 @@
 
 /* For the engine to give back cancelled requests, before exiting anyway. */
 #define STOP_PATIENCE_MS 5000
+/* For clients to take the news that the drain timeout cut their requests off. */
+#define INTERRUPT_PATIENCE_MS 2000
 /* Between two progress lines. */
 #define PROGRESS_PERCENT 10
 
@@ -154,6 +156,7 @@ static void on_signal(uv_signal_t *handle, int number) {
     const char *name = number == SIGINT ? "interrupt" : "termination";
     if (lifecycle->phase >= PHASE_DRAINING) {
         log_message(&server->log, LOG_WARNING, "second signal: stopping now");
+        connection_interrupt_all(server);
         lifecycle_stop(server, 0);
     } else if (lifecycle->phase == PHASE_LOADING) {
         log_message(&server->log, LOG_INFO, "%s while loading: stopping", name);
@@ -174,9 +177,13 @@ void lifecycle_sweep(struct server *server) {
     if (lifecycle->phase == PHASE_DRAINING) {
         bool is_drained = server->job_count == 0 && connection_all_flushed(server);
         if (!is_drained && now_ms < lifecycle->drain_deadline_ms) return;
-        if (!is_drained) {
+        if (!is_drained && !lifecycle->was_interrupted) {
             log_message(&server->log, LOG_WARNING, "drain timeout: %zu requests were not finished",
                         server->job_count);
+            connection_interrupt_all(server);
+            lifecycle->was_interrupted = true;
+            lifecycle->drain_deadline_ms = now_ms + INTERRUPT_PATIENCE_MS;
+            return;
         }
         lifecycle_stop(server, 0);
     } else if (lifecycle->phase == PHASE_STOPPING) {

@@ -35,6 +35,7 @@ struct lifecycle {
     struct loader loader;
     uv_async_t loaded;
     uv_signal_t terminate, interrupt;
+    bool was_interrupted; /* the drain timeout has passed, and clients were told */
     uint64_t drain_deadline_ms, stop_deadline_ms; /* uv_now */
 };
 

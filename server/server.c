@@ -55,6 +55,14 @@ static void on_sweep(uv_timer_t *timer) {
     lifecycle_sweep(server);
 }
 
+static void on_turn(uv_idle_t *idle) {
+    if (!connection_take_turns(idle->data)) uv_idle_stop(idle);
+}
+
+void server_turn_soon(struct server *server) {
+    uv_idle_start(&server->turn, on_turn); /* again while active: nothing happens */
+}
+
 void server_sweep_soon(struct server *server) {
     if (!uv_is_closing((uv_handle_t *)&server->sweep)) {
         server->sweep_due_ns = 0;
@@ -154,9 +162,11 @@ static int server_open(struct server *server, struct error *error) {
     result = uv_loop_init(&server->loop);
     if (result == 0) {
         server->listener.data = server->sweep.data = server->engine_wakeup.data = server;
+        server->turn.data = server;
         uv_tcp_init(&server->loop,
-                    &server->listener); /* these two cannot fail: no descriptor yet */
+                    &server->listener); /* these three cannot fail: no descriptor yet */
         uv_timer_init(&server->loop, &server->sweep);
+        uv_idle_init(&server->loop, &server->turn);
         result = uv_async_init(&server->loop, &server->engine_wakeup, on_engine_wakeup);
     }
     if (result == 0) return 0;

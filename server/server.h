@@ -29,6 +29,7 @@ struct server {
     uv_timer_t sweep;
     uint64_t sweep_due_ns; /* time_now_ns of the next one; 0: it was asked for, so is never late */
     uv_async_t engine_wakeup; /* the engine has events */
+    uv_idle_t turn;           /* active while connections are due */
     struct lifecycle lifecycle;
 
     struct model *model; /* these three: NULL or empty until loaded */
@@ -38,6 +39,7 @@ struct server {
 
     struct connection *connections; /* list */
     size_t connection_count;
+    size_t queued_bodies, queued_body_bytes; /* on the thread pool */
     bool accept_owed; /* a connection could not be taken; until it is, libuv listens to no other */
     size_t job_count; /* requests between acceptance and the engine's last word on them */
     struct completion_job *ready_jobs; /* list: events came, to be written after the batch */
@@ -60,6 +62,9 @@ void server_wake(void *server);
 
 /* The last act: closes the handles that are left, after which the loop ends. */
 void server_close_handles(struct server *server);
+
+/* Runs connection_take_turns in the loop's next turn, after other sockets were looked at. */
+void server_turn_soon(struct server *server);
 
 /* Runs the sweep in the loop's next turn, to close connections that broke in this one. */
 void server_sweep_soon(struct server *server);

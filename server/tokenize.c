@@ -1,6 +1,8 @@
 /* POST /tokenize and /detokenize: short texts at once, long ones on the thread pool. */
+#include <stddef.h>
 #include <stdlib.h>
 
+#include "server/body_work.h"
 #include "server/endpoints.h"
 #include "server/server.h"
 
@@ -8,7 +10,7 @@ typedef int (*tokenize_function)(const struct api_context *context, const char *
                                  struct text_buffer *out, struct api_error *error);
 
 struct tokenize_job {
-    uv_work_t work; /* owned by libuv until the after-callback, whatever the client does */
+    struct body_work work;
     struct server *server;
     struct exchange *exchange; /* NULL once the client has left */
     tokenize_function function;
@@ -19,15 +21,18 @@ struct tokenize_job {
     int result;
 };
 
-static void job_run(uv_work_t *work) {
-    struct tokenize_job *job = work->data;
+static struct tokenize_job *job_of_work(struct body_work *work) {
+    return (struct tokenize_job *)((char *)work - offsetof(struct tokenize_job, work));
+}
+
+static void job_run(struct body_work *work) {
+    struct tokenize_job *job = job_of_work(work);
     job->result = job->function(&job->server->context, job->body ? job->body : "", job->length,
                                 &job->out, &job->error);
 }
 
-static void job_finish(uv_work_t *work, int status) {
-    struct tokenize_job *job = work->data;
-    (void)status;
+static void job_finish(struct body_work *work) {
+    struct tokenize_job *job = job_of_work(work);
     job->server->job_count--;
     if (job->exchange && job->result != 0) exchange_answer_error(job->exchange, &job->error);
     if (job->exchange && job->result == 0) exchange_answer_json(job->exchange, &job->out);
@@ -39,6 +44,7 @@ static void job_finish(uv_work_t *work, int status) {
 static void job_abandon(void *context) {
     struct tokenize_job *job = context;
     job->exchange = NULL;
+    body_work_abandon(&job->work);
 }
 
 static void tokenize_start(struct exchange *exchange, tokenize_function function) {
@@ -53,15 +59,14 @@ static void tokenize_start(struct exchange *exchange, tokenize_function function
     job->exchange = exchange;
     job->function = function;
     job->body = exchange_take_body(exchange, &job->length);
-    job->work.data = job;
+    job->work = (struct body_work){
+        .server = job->server, .bytes = job->length, .run = job_run, .done = job_finish};
     job->server->job_count++;
     exchange_attach(exchange, job, job_abandon);
-    if (job->length <= INLINE_BODY_BYTES) {
-        job_run(&job->work);
-        job_finish(&job->work, 0);
-    } else {
-        uv_queue_work(&job->server->loop, &job->work, job_run, job_finish);
-    }
+    int result = body_work_start(&job->work, &job->error);
+    if (result == 0) return; /* the job may be gone by now */
+    job->result = result;
+    job_finish(&job->work);
 }
 
 void tokenize_handle(struct exchange *exchange) {

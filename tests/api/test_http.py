@@ -98,6 +98,7 @@ TABLE = [
     ("no length", POST + b"\r\n", 411),
     ("body too long", POST + b"Content-Length: 99999999\r\n\r\n", 413),
     ("chunk too long", CHUNKED + b"fffffff\r\n" + b"x" * 65536 * 300, 413),
+    ("chunk of 64 bits", CHUNKED + b"f" * 16 + b"\r\n", 413),
     ("target too long", b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\n" + HOST + b"\r\n", 414),
     ("endless request line", b"GET /" + b"x" * 40000, 414),
     ("form", POST + b"Content-Type: application/x-www-form-urlencoded\r\n" + length(), 415),
@@ -305,6 +306,7 @@ def test_connection_limit(start_server):
         status, headers, body = read_response(connection)
         assert (status, headers["retry-after"]) == (503, "1")
         assert json.loads(body)["error"]["code"] == "server_overloaded"
+        assert headers["x-request-id"].startswith("req-")
     for connection in held:
         connection.close()
     time.sleep(0.2)

@@ -322,7 +322,14 @@ static unsigned push_token(struct run *run, size_t choice, int32_t token) {
 
 static void push_finished(struct run *run, size_t choice) {
     struct engine_event event = {
-        .kind = EVENT_FINISHED, .finish = FINISH_LENGTH, .usage = {.cached_tokens = 1}};
+        .kind = EVENT_FINISHED,
+        .finish = FINISH_LENGTH,
+        .usage = {.cached_tokens = 1,
+                  .attn_run = 1 << 20,
+                  .attn_total = 1 << 20,
+                  .mlp_run = 1 << 20,
+                  .mlp_total = 1 << 20},
+    };
     completion_push(run->completion, choice, &event);
 }
 

@@ -209,8 +209,15 @@ static struct completion *create(const struct trial *trial) {
 }
 
 static void push_finished(struct completion *completion, bool cancelled) {
-    struct engine_event event = {.kind = EVENT_FINISHED,
-                                 .finish = cancelled ? FINISH_CANCELLED : FINISH_LENGTH};
+    /* What ran includes the rows after a stop string, which the answer's usage leaves out. */
+    struct engine_event event = {
+        .kind = EVENT_FINISHED,
+        .finish = cancelled ? FINISH_CANCELLED : FINISH_LENGTH,
+        .usage = {.attn_run = 1 << 20,
+                  .attn_total = 1 << 20,
+                  .mlp_run = 1 << 20,
+                  .mlp_total = 1 << 20},
+    };
     assert_int_equal(completion_push(completion, 0, &event), PUSH_DONE);
     assert_true(completion_is_done(completion));
 }
