@@ -29,6 +29,7 @@ def parse_arguments():
     parser.add_argument("--tokens", type=float, default=12e6, help="training tokens in all")
     parser.add_argument("--stop-at", type=float, default=0, help="stop early after this many tokens")
     parser.add_argument("--rates", default="0,0,0,0.1,0.25,0.25,0.4,0.4")
+    parser.add_argument("--again", default="", help="rates at which a batch's first sequences are seen once more")
     parser.add_argument("--batch", type=int, default=8, help="sequences in a batch")
     parser.add_argument("--length", type=int, default=512, help="tokens in a sequence")
     parser.add_argument("--lr", type=float, default=2e-3, help="matrices; tables get twice, gates half of it")
@@ -140,6 +141,7 @@ def main():
     args.out.mkdir(parents=True, exist_ok=True)
     rates = [float(x) for x in args.rates.split(",")]
     rates = (rates * args.batch)[: args.batch]
+    again = [float(x) for x in args.again.split(",") if x]
     config = Config(max_position_embeddings=args.length)
     model = Model(config)
     optimizer = make_optimizer(model, args.lr)
@@ -173,16 +175,21 @@ def main():
             group["lr"] = group["base"] * scale
         ramp = torch.tensor([min(1.0, 0.1 + 0.9 * step / 200)])
         skipping = step >= args.skip_from
-        tau = thresholds.column(rates if skipping else [0.0] * args.batch)
-        loss, sizes = model(*train.batch(step * args.batch, args.batch), tau, ramp)
+        tokens, targets = train.batch(step * args.batch, args.batch)
+        used = [0.0] * args.batch
+        if skipping:
+            used = rates + again
+            tokens, targets = (torch.cat((x, x[: len(again)])) for x in (tokens, targets))
+        tau = thresholds.column(used)
+        loss, sizes = model(tokens, targets, tau, ramp)
         loss.mean().backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if step + 1 == args.skip_from:
-            thresholds.start(sizes, rates)
+            thresholds.start(sizes, rates + again)
         elif skipping:
-            thresholds.follow(sizes, rates, tau)
+            thresholds.follow(sizes, used, tau)
         value = loss.mean().item()
         average = value if average is None else 0.98 * average + 0.02 * value
         if (step + 1) % 20 == 0 or step == first:
