@@ -69,14 +69,6 @@ size_t completion_choice_count(const struct completion *completion) {
     return completion->choice_count;
 }
 
-/* The finaliser of splitmix64: neighbouring choices must not draw alike. */
-static uint64_t mix_seed(uint64_t seed, uint64_t index) {
-    uint64_t mixed = seed + index * 0x9E3779B97F4A7C15u;
-    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9u;
-    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBu;
-    return mixed ^ (mixed >> 31);
-}
-
 void completion_fill(const struct completion *completion, size_t choice, uint64_t engine_id,
                      struct engine_request *engine_request) {
     const struct completion_request *request = completion->request;
@@ -100,8 +92,9 @@ void completion_fill(const struct completion *completion, size_t choice, uint64_
         .cache_salt = request->cache_salt,
         .cache_salt_length = request->cache_salt ? strlen(request->cache_salt) : 0,
     };
+    /* Neighbouring choices must not draw alike. */
     engine_request->sampling.seed =
-        index == 0 ? completion->seed : mix_seed(completion->seed, index);
+        index == 0 ? completion->seed : mix_bits(completion->seed + index * MIX_STEP);
 }
 
 unsigned completion_push(struct completion *completion, size_t choice,

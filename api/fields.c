@@ -12,11 +12,11 @@
 #define JSON_CONTAINERS_MAX ((size_t)1 << 16)
 #define JSON_VALUES_MAX     ((size_t)1 << 21)
 
-static int check_structure(const char *body, size_t length, struct api_error *error);
+static int check_extent(const char *body, size_t length, struct api_error *error);
 
 int body_parse(const char *body, size_t length, json_t **object, struct api_error *error) {
     json_error_t syntax;
-    int result = check_structure(body, length, error);
+    int result = check_extent(body, length, error);
     if (result != 0) return result;
     json_t *value = json_loadb(body, length, JSON_ALLOW_NUL, &syntax);
     if (!value && json_error_code(&syntax) == json_error_numeric_overflow) {
@@ -40,30 +40,13 @@ int body_parse(const char *body, size_t length, json_t **object, struct api_erro
     return 0;
 }
 
-/* Looks at brackets and commas outside of strings only; jansson judges the syntax. */
-static int check_structure(const char *body, size_t length, struct api_error *error) {
-    size_t depth = 0, containers = 0, values = 0;
-    bool in_string = false;
-    for (size_t i = 0; i < length; i++) {
-        char c = body[i];
-        if (in_string) {
-            if (c == '\\') i++;
-            if (c == '"') in_string = false;
-        } else if (c == '"') {
-            in_string = true;
-        } else if (c == '[' || c == '{') {
-            containers++;
-            if (++depth > JSON_DEPTH_MAX) {
-                return api_error_set(error, 400, NULL, NULL, "the body nests deeper than %d levels",
-                                     JSON_DEPTH_MAX);
-            }
-        } else if (c == ']' || c == '}') {
-            depth -= depth > 0;
-        } else if (c == ',') {
-            values++;
-        }
+static int check_extent(const char *body, size_t length, struct api_error *error) {
+    struct json_extent extent = json_measure(body, length);
+    if (extent.depth > JSON_DEPTH_MAX) {
+        return api_error_set(error, 400, NULL, NULL, "the body nests deeper than %d levels",
+                             JSON_DEPTH_MAX);
     }
-    if (containers <= JSON_CONTAINERS_MAX && values <= JSON_VALUES_MAX) return 0;
+    if (extent.containers <= JSON_CONTAINERS_MAX && extent.commas <= JSON_VALUES_MAX) return 0;
     return api_error_set(
         error, 400, NULL, NULL,
         "the body holds more than %zu arrays and objects or %zu values; send it in parts",

@@ -62,18 +62,6 @@ int prompts_read(const struct api_context *context, const json_t *body,
     return read_one(context, value, "prompt", &request->prompts[0], error);
 }
 
-static int push_token(struct token_list *list, int32_t id, struct api_error *error) {
-    if (list->count == list->capacity) {
-        size_t capacity = list->capacity ? 2 * list->capacity : 16;
-        int32_t *grown = realloc(list->ids, capacity * sizeof *grown);
-        if (!grown) return refuse_no_memory(error);
-        list->ids = grown;
-        list->capacity = capacity;
-    }
-    list->ids[list->count++] = id;
-    return 0;
-}
-
 /* The stretches between the marks, and the marks' tokens. */
 static int encode(const struct tokenizer *tokenizer, struct prompt *prompt, bool parse_special,
                   const char *param, struct api_error *error) {
@@ -89,8 +77,8 @@ static int encode(const struct tokenizer *tokenizer, struct prompt *prompt, bool
             return api_error_set(error, 400, NULL, param, "%s: %s", param, cause.message);
         }
         if (!is_last && prompt->marks[i].token >= 0) {
-            result = push_token(&prompt->tokens, prompt->marks[i].token, error);
-            if (result != 0) return result;
+            result = token_list_push(&prompt->tokens, prompt->marks[i].token, &cause);
+            if (result != 0) return refuse_no_memory(error);
         }
         at = end;
     }
@@ -102,21 +90,18 @@ static int encode(const struct tokenizer *tokenizer, struct prompt *prompt, bool
  * the text are recognised. */
 static int tokenize(const struct api_context *context, struct prompt *prompt, const char *param,
                     struct api_error *error) {
-    const struct tokenizer *tokenizer = context->tokenizer;
-    int32_t bos = tokenizer_bos(tokenizer);
-    int32_t start = bos >= 0 ? bos : tokenizer_eos(tokenizer);
     bool is_empty = prompt->text_length == 0;
+    int32_t start = model_start_token(context->model, context->tokenizer, is_empty);
     if (is_empty && start < 0) {
         return api_error_set(error, 400, NULL, param,
                              "%s is empty, and this model has no token that starts a document",
                              param);
     }
-    if (is_empty || (tokenizer_adds_bos(tokenizer) && bos >= 0)) {
-        int result = push_token(&prompt->tokens, start, error);
-        if (result != 0) return result;
+    if (start >= 0) {
+        if (token_list_push(&prompt->tokens, start, NULL) != 0) return refuse_no_memory(error);
         prompt->hidden = 1;
     }
-    return encode(tokenizer, prompt, true, param, error);
+    return encode(context->tokenizer, prompt, true, param, error);
 }
 
 /* A chat's format has brought its bos, and its special tokens are its marks: what its messages

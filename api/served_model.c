@@ -4,8 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define TOKENS_PER_KV_BLOCK 16 /* what engine.h counts model_info.kv_block_bytes for */
-
 static bool is_name(const char *text, size_t length, const char *name) {
     return strlen(name) == length && memcmp(text, name, length) == 0;
 }
@@ -92,7 +90,7 @@ static void write_model_object(const struct api_context *context, struct text_bu
         "\"sublayers\":%zu,\"kv_policy\":\"%s\",\"kv_bytes_per_token\":%zu,\"weights\":",
         model->parameters, model->context, context->max_sequence, model->sublayers,
         model->kv_policy == KV_COMPUTE ? "compute" : "omit",
-        model->kv_block_bytes / TOKENS_PER_KV_BLOCK);
+        model->kv_block_bytes / model->kv_block_tokens);
     text_append_json(out, model->weights, strlen(model->weights));
     text_append_string(out, ",\"device\":");
     text_append_json(out, model->device, strlen(model->device));

@@ -25,13 +25,10 @@ static int encode(const struct api_context *context, const json_t *prompt, bool 
                   struct token_list *tokens, struct api_error *error) {
     const struct tokenizer *tokenizer = context->tokenizer;
     struct error cause = {0};
-    if (add_special && tokenizer_adds_bos(tokenizer) && tokenizer_bos(tokenizer) >= 0) {
-        tokens->ids = malloc(sizeof *tokens->ids);
-        if (!tokens->ids) return refuse_no_memory(error);
-        tokens->ids[0] = tokenizer_bos(tokenizer);
-        tokens->count = tokens->capacity = 1;
-    }
-    int result = tokenizer_encode(tokenizer, json_string_value(prompt), json_string_length(prompt),
+    int32_t start = add_special ? model_start_token(context->model, tokenizer, false) : -1;
+    int result = start >= 0 ? token_list_push(tokens, start, &cause) : 0;
+    if (result == 0)
+        result = tokenizer_encode(tokenizer, json_string_value(prompt), json_string_length(prompt),
                                   true, tokens, &cause);
     if (result == FATHOM_NO_MEMORY) return refuse_no_memory(error);
     if (result != 0) return api_error_set(error, 400, NULL, "prompt", "prompt: %s", cause.message);

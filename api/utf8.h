@@ -7,16 +7,6 @@
 
 #define UTF8_REPLACEMENT "\xEF\xBF\xBD"
 
-enum utf8_state {
-    UTF8_VALID,   /* a whole character */
-    UTF8_INVALID, /* no character can start like this */
-    UTF8_TORN,    /* all the bytes there are begin a character whose end is not there yet */
-};
-
-/* Looks at the first character of bytes[0..length), length >= 1. *used is how many bytes it covers:
- * all of them when torn, the piece to be replaced by one U+FFFD when invalid. */
-enum utf8_state utf8_scan(const char *bytes, size_t length, size_t *used);
-
 /* A byte stream that arrives in pieces; zero-initialised is the start. */
 struct utf8_decoder {
     char torn[4]; /* the character under way */

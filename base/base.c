@@ -19,13 +19,12 @@ static void replace_controls(char *text) {
 
 /* A message cut in the middle of a UTF-8 character would be invalid UTF-8: drop the torn tail. */
 static void trim_torn_utf8(char *text) {
-    size_t length = strlen(text), start = length;
-    while (start > 0 && length - start < 4 && ((unsigned char)text[start - 1] & 0xC0) == 0x80)
-        start--;
-    if (start == 0) return;
-    unsigned char lead = (unsigned char)text[start - 1];
-    size_t need = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : lead >= 0xC0 ? 2 : 1;
-    if (need > 1 && length - (start - 1) < need) text[start - 1] = '\0';
+    size_t length = strlen(text), used;
+    for (size_t tail = 1; tail <= 3 && tail <= length; tail++) {
+        if (utf8_scan(text + length - tail, tail, &used) != UTF8_TORN) continue;
+        text[length - tail] = '\0';
+        return;
+    }
 }
 
 int error_set(struct error *error, int code, const char *format, ...) {

@@ -62,6 +62,35 @@ const char *size_format(size_t bytes, char *out, size_t out_size);
  */
 int file_read(const char *path, size_t limit, char **data, size_t *size, struct error *error);
 
+enum utf8_state {
+    UTF8_VALID,   /* a whole character */
+    UTF8_INVALID, /* no character can start like this */
+    UTF8_TORN,    /* all the bytes there are begin a character whose end is not there yet */
+};
+
+/* Looks at the first character of bytes[0..length), length >= 1: no overlong forms, no surrogates,
+ * nothing above U+10FFFF. *used is how many bytes it covers: all of them when torn, the piece to be
+ * replaced by one U+FFFD when invalid. */
+enum utf8_state utf8_scan(const char *bytes, size_t length, size_t *used);
+
+/* How large a JSON text is as a tree, from its punctuation outside of strings: a value of two bytes
+ * of text becomes a hundred bytes of tree. Whether it is valid JSON is not looked at. */
+struct json_extent {
+    size_t depth;          /* of the deepest bracket */
+    size_t containers;     /* arrays and objects */
+    size_t commas, colons; /* there are at most containers + commas + colons + 1 keys and values */
+};
+struct json_extent json_measure(const char *text, size_t length);
+
+/* The finaliser of splitmix64 (Steele, Lea, Flood 2014): every input bit moves every output bit. To
+ * be fed with multiples of MIX_STEP, which is 2^64 / phi, or with sums of them. */
+#define MIX_STEP UINT64_C(0x9E3779B97F4A7C15)
+static inline uint64_t mix_bits(uint64_t x) {
+    x = (x ^ x >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    x = (x ^ x >> 27) * UINT64_C(0x94D049BB133111EB);
+    return x ^ x >> 31;
+}
+
 /* Monotonic nanoseconds since some fixed point. */
 uint64_t time_now_ns(void);
 

@@ -2,20 +2,16 @@
 
 #include <math.h>
 
-/* SplitMix64 (Steele, Lea, Flood 2014): one addition and a mix, every state is a good state. */
-static uint64_t mix(uint64_t value) {
-    value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
-    value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
-    return value ^ (value >> 31);
-}
+#include "base/base.h"
 
+/* SplitMix64: one addition and a mix, every state is a good state. */
 struct dice dice_make(uint64_t seed, uint64_t stream) {
-    return (struct dice){mix(mix(seed + 0x9e3779b97f4a7c15u) ^ (stream * 0xd1342543de82ef95u + 1))};
+    return (struct dice){mix_bits(mix_bits(seed + MIX_STEP) ^ (stream * 0xd1342543de82ef95u + 1))};
 }
 
 uint64_t dice_next(struct dice *dice) {
-    dice->state += 0x9e3779b97f4a7c15u;
-    return mix(dice->state);
+    dice->state += MIX_STEP;
+    return mix_bits(dice->state);
 }
 
 double dice_unit(struct dice *dice) {

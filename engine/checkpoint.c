@@ -11,6 +11,7 @@
 #include "engine/checkpoint_parts.h"
 #include "engine/json_field.h"
 #include "engine/safetensors.h"
+#include "kernels/number.h"
 
 #define INDEX_BYTES_MAX ((size_t)16 << 20)
 #define SHARDS_MAX      ((size_t)1024)
@@ -60,8 +61,6 @@ static int place_tensors(const json_t *map, const json_t *numbers, struct checkp
 static int compare_places(const void *a, const void *b);
 static bool shape_matches(const struct tensor *tensor, size_t rows, size_t columns);
 static void print_shape(const size_t *shape, size_t rank, char *out, size_t size);
-static float bf16_to_f32(uint16_t bits);
-static float f16_to_f32(uint16_t bits);
 
 int checkpoint_open(const char *folder, struct checkpoint **checkpoint, struct error *error) {
     int result = check_folder(folder, error);
@@ -132,16 +131,8 @@ int checkpoint_tensor(const struct checkpoint *checkpoint, const char *name, siz
 
 int tensor_to_f32(const struct tensor *tensor, float *out, struct error *error) {
     size_t count = tensor->bytes / dtype_size(tensor->type);
-    if (tensor->type == DTYPE_F32) {
-        if (count > 0) memcpy(out, tensor->data, tensor->bytes);
-    } else {
-        for (size_t i = 0; i < count; i++) {
-            uint16_t bits;
-            memcpy(&bits, (const char *)tensor->data + i * sizeof bits, sizeof bits);
-            out[i] = tensor->type == DTYPE_BF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
-        }
-    }
     for (size_t i = 0; i < count; i++) {
+        out[i] = number_load(tensor->data, tensor->type, i);
         if (isfinite(out[i])) continue;
         return error_set(error, FATHOM_INVALID, "tensor '%s' has %s at element %zu of %zu",
                          tensor->name, isnan(out[i]) ? "NaN" : "an infinity", i, count);
@@ -349,27 +340,4 @@ static void print_shape(const size_t *shape, size_t rank, char *out, size_t size
         used += (size_t)snprintf(out + used, size - used, "%s%zu", i ? ", " : "", shape[i]);
     }
     if (used < size) snprintf(out + used, size - used, "]");
-}
-
-/* bf16 is the upper half of an f32. */
-static float bf16_to_f32(uint16_t bits) {
-    uint32_t wide = (uint32_t)bits << 16;
-    float value;
-    memcpy(&value, &wide, sizeof value);
-    return value;
-}
-
-/* f16: 1 sign, 5 exponent (bias 15) and 10 fraction bits. */
-static float f16_to_f32(uint16_t bits) {
-    int exponent = bits >> 10 & 31, fraction = bits & 1023;
-    float magnitude;
-    if (exponent == 31) {
-        magnitude = fraction ? NAN : INFINITY;
-    } else if (exponent == 0) {
-        magnitude = (float)fraction * 0x1p-24f; /* subnormal, exact in f32 */
-    } else {
-        uint32_t wide = (uint32_t)(exponent - 15 + 127) << 23 | (uint32_t)fraction << 13;
-        memcpy(&magnitude, &wide, sizeof magnitude);
-    }
-    return bits & 0x8000 ? -magnitude : magnitude;
 }

@@ -46,6 +46,7 @@ struct model_info {
     char name[128];    /* last component of the path */
     char residual[16]; /* "nag" */
     char device[96];   /* as struct device's description */
+    char backend[16], isa[16]; /* "cpu", "avx512bf16" */
     char weights[8];   /* "f32", "bf16" */
     size_t parameters, vocab, hidden, blocks, sublayers, heads, kv_heads, head_size, inner,
         directions;
@@ -55,7 +56,7 @@ struct model_info {
     enum kv_policy kv_policy;
     size_t weight_bytes;   /* packed, on the device */
     size_t scratch_bytes;  /* activations of a step */
-    size_t kv_block_bytes; /* 16 tokens */
+    size_t kv_block_tokens, kv_block_bytes; /* the cache is given out in blocks */
     size_t tier_count;     /* >= 1; "full" always exists */
     size_t default_tier;
     struct tier_info tiers[TIERS_MAX];
@@ -81,6 +82,12 @@ struct cost_model {
     double gather_factor; /* a sub-layer over packed rows, to the same rows without packing */
     size_t ridge;         /* rows from which a skip pays whatever the others do; 0: not reached */
 };
+
+/* Bytes of the KV cache that one sequence of so many tokens takes: whole blocks. */
+static inline size_t model_kv_bytes(const struct model_info *model, size_t tokens) {
+    size_t blocks = tokens / model->kv_block_tokens + (tokens % model->kv_block_tokens != 0);
+    return blocks * model->kv_block_bytes;
+}
 
 struct model;
 
@@ -118,12 +125,19 @@ void tokenizer_destroy(struct tokenizer *tokenizer); /* NULL is allowed */
 int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t length,
                      bool parse_special, struct token_list *out, struct error *error);
 
+int token_list_push(struct token_list *list, int32_t id, struct error *error);
+
+/* What stands before a text's own tokens, or -1 for nothing: bos if the tokenizer adds one. A text
+ * that is empty must begin with something: bos, or the end-of-text token where there is no bos. */
+int32_t model_start_token(const struct model_info *model, const struct tokenizer *tokenizer,
+                          bool is_empty);
+
 /* The bytes of one token, never NULL; *length 0 for an id outside the vocabulary. Not necessarily
  * whole UTF-8 characters. A special token gives the text it is written as. */
 const char *tokenizer_bytes(const struct tokenizer *tokenizer, int32_t id, size_t *length);
 bool tokenizer_is_special(const struct tokenizer *tokenizer, int32_t id);
 size_t tokenizer_size(const struct tokenizer *tokenizer); /* ids are below this */
-/* A text of n bytes makes at least n / tokenizer_longest tokens; SIZE_MAX: there is no such bound. */
+/* A text of n bytes makes at least n / tokenizer_longest tokens; SIZE_MAX: no such bound. */
 size_t tokenizer_longest(const struct tokenizer *tokenizer);
 int32_t tokenizer_find(const struct tokenizer *tokenizer,
                        const char *text); /* id of a token as written, or -1 */

@@ -20,19 +20,19 @@ static void emit(struct engine *engine, const struct engine_event *event) {
     engine->unannounced = true;
 }
 
-static void emit_choice(struct engine *engine, const struct sequence *sequence,
-                        enum engine_event_kind kind, const struct choice *choice, size_t row) {
+static void emit_token(struct engine *engine, const struct sequence *sequence,
+                       enum engine_event_kind kind, const struct scored_token *scored, size_t row) {
     struct engine_event event = {
         .id = sequence->request.id,
         .kind = kind,
-        .token = choice->token,
-        .is_stop = kind == EVENT_TOKEN && sequence_is_stop(sequence, choice->token),
-        .logprob = choice->logprob,
+        .token = scored->token,
+        .is_stop = kind == EVENT_TOKEN && sequence_is_stop(sequence, scored->token),
+        .logprob = scored->logprob,
         .depth = (uint16_t)(engine->attn_depth[row] + engine->mlp_depth[row]),
         .attn_depth = engine->attn_depth[row],
-        .top_count = choice->top_count,
+        .top_count = scored->top_count,
     };
-    for (size_t i = 0; i < choice->top_count; i++) event.top[i] = choice->top[i];
+    for (size_t i = 0; i < scored->top_count; i++) event.top[i] = scored->top[i];
     emit(engine, &event);
 }
 
@@ -89,7 +89,7 @@ static void report_prompt_row(struct engine *engine, struct sequence *sequence, 
                               const float *logits, size_t row) {
     const struct engine_request *request = &sequence->request;
     sequence->pending.token = sequence->tokens[position];
-    emit_choice(engine, sequence, EVENT_PROMPT, &sequence->pending, row);
+    emit_token(engine, sequence, EVENT_PROMPT, &sequence->pending, row);
     if (position + 1 < request->prompt_length) {
         sampler_score(&engine->sampler, logits, sequence->tokens[position + 1],
                       (size_t)request->top_logprobs, &sequence->pending);
@@ -98,16 +98,16 @@ static void report_prompt_row(struct engine *engine, struct sequence *sequence, 
 
 static void draw_next(struct engine *engine, struct sequence *sequence, const float *logits,
                       size_t row) {
-    struct choice choice;
-    if (sampler_draw(&engine->sampler, sequence, logits, &choice) != 0) {
+    struct scored_token scored;
+    if (sampler_draw(&engine->sampler, sequence, logits, &scored) != 0) {
         engine_finish(engine, sequence, FINISH_ERROR);
         return;
     }
-    sequence_append(sequence, choice.token);
+    sequence_append(sequence, scored.token);
     if (sequence->first_token_ns == 0) sequence->first_token_ns = time_now_ns();
     engine->stats.generated_tokens++;
-    emit_choice(engine, sequence, EVENT_TOKEN, &choice, row);
-    if (sequence_is_stop(sequence, choice.token)) {
+    emit_token(engine, sequence, EVENT_TOKEN, &scored, row);
+    if (sequence_is_stop(sequence, scored.token)) {
         engine_finish(engine, sequence, FINISH_STOP);
     } else if (sequence_is_full(sequence)) {
         engine_finish(engine, sequence, FINISH_LENGTH);

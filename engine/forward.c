@@ -17,14 +17,13 @@ struct kv_arena {
 
 static struct kv_layer kv_layer_of(const struct model *model, struct kv_arena *arena,
                                    size_t layer) {
-    bool f32 = model->info.weights[0] == 'f';
     return (struct kv_layer){
         .arena = arena ? arena->buffer : NULL,
         .layer = layer,
         .layers = model->config.blocks,
         .kv_heads = model->config.kv_heads,
         .head_size = model->config.head_size,
-        .type = f32 ? DTYPE_F32 : DTYPE_BF16,
+        .type = model->weights,
         .omit = model->info.kv_policy == KV_OMIT,
     };
 }

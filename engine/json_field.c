@@ -6,15 +6,15 @@
 
 /* A value of two bytes of text ("[]") becomes a hundred bytes of tree. The largest document we need
  * is the header of 1 Mi tensors with about a dozen commas and brackets each. */
-#define STRUCTURE_MAX ((size_t)16 << 20)
+#define VALUES_MAX ((size_t)16 << 20)
 
-static int check_structure(const char *text, size_t size, struct error *error);
+static int check_extent(const char *text, size_t size, struct error *error);
 static int refuse_syntax(const char *text, size_t size, const json_error_t *syntax,
                          struct error *error);
 static void describe(const json_t *value, char *out, size_t size);
 
 int json_object_parse(const char *text, size_t size, json_t **object, struct error *error) {
-    int result = check_structure(text, size, error);
+    int result = check_extent(text, size, error);
     if (result != 0) return result;
     json_error_t syntax;
     json_t *value = json_loadb(text, size, JSON_REJECT_DUPLICATES, &syntax);
@@ -99,23 +99,11 @@ static void describe(const json_t *value, char *out, size_t size) {
     }
 }
 
-/* Counts commas, colons and opening brackets outside of strings, so as to bound the values. */
-static int check_structure(const char *text, size_t size, struct error *error) {
-    size_t structure = 0;
-    bool in_string = false;
-    for (size_t i = 0; i < size; i++) {
-        char c = text[i];
-        if (in_string && c == '\\') {
-            i++;
-        } else if (c == '"') {
-            in_string = !in_string;
-        } else if (!in_string) {
-            structure += c == ',' || c == ':' || c == '[' || c == '{';
-        }
-    }
-    if (structure <= STRUCTURE_MAX) return 0;
+static int check_extent(const char *text, size_t size, struct error *error) {
+    struct json_extent extent = json_measure(text, size);
+    if (extent.containers + extent.commas + extent.colons <= VALUES_MAX) return 0;
     return error_set(error, FATHOM_INVALID, "the JSON text holds more than %zu keys and values",
-                     STRUCTURE_MAX);
+                     VALUES_MAX);
 }
 
 /* The parser names a position only; the text that led to it shows the key. */

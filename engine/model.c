@@ -259,6 +259,8 @@ static int open_device(struct model *model, const struct model_options *options,
     int result = device_open(&device, &model->device, error);
     if (result != 0) return result;
     snprintf(model->info.device, sizeof model->info.device, "%s", model->device->description);
+    snprintf(model->info.backend, sizeof model->info.backend, "%s", model->device->kernels->name);
+    snprintf(model->info.isa, sizeof model->info.isa, "%s", model->device->isa);
     return 0;
 }
 
@@ -282,6 +284,7 @@ static int load_tokenizer(struct model *model, const char *path, struct error *e
 static int load_weights(struct model *model, const struct model_options *options,
                         struct error *error) {
     struct loader loader = {model, options, choose_weights(model, options->weights), 0};
+    model->weights = loader.weights;
     snprintf(model->info.weights, sizeof model->info.weights, "%s",
              loader.weights == DTYPE_F32 ? "f32" : "bf16");
     const struct residual_kind *kind = &residual_nag;
@@ -339,6 +342,7 @@ int model_load(const char *path, const struct model_options *options, struct mod
         return result;
     }
     model->info.scratch_bytes += model->residual->kind->scratch_bytes(model->residual);
+    model->info.kv_block_tokens = KV_BLOCK_TOKENS;
     model->info.kv_block_bytes = model_kv_block_bytes(model);
     report(options, 1, "packing weights");
     *out = model;

@@ -35,6 +35,7 @@ struct model {
     struct checkpoint *checkpoint; /* stays open: calibration rewrites depth.json from it */
     struct tokenizer *tokenizer;   /* NULL when the folder has no tokenizer.json */
     struct device *device;
+    enum dtype weights; /* of the matrices, F32 or BF16; the KV cache has the same */
     struct residual *residual;
     struct layer *layers; /* [blocks] */
     struct buffer *rope;  /* f32 [context, D] */

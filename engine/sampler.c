@@ -10,7 +10,7 @@ static void load_logits(struct sampler *sampler, const float *logits);
 static void adjust_logits(struct sampler *sampler, const struct sequence *sequence);
 static int32_t find_best(const struct sampler *sampler);
 static void tell_logprobs(const struct sampler *sampler, int32_t best, size_t top,
-                          struct choice *choice);
+                          struct scored_token *scored);
 static int32_t draw_token(struct sampler *sampler, const struct sequence *sequence, int32_t best);
 
 int sampler_create(struct sampler *sampler, size_t vocab, struct error *error) {
@@ -29,25 +29,25 @@ void sampler_destroy(struct sampler *sampler) {
 }
 
 int sampler_draw(struct sampler *sampler, const struct sequence *sequence, const float *logits,
-                 struct choice *choice) {
+                 struct scored_token *scored) {
     const struct engine_request *request = &sequence->request;
     load_logits(sampler, logits);
     adjust_logits(sampler, sequence);
     int32_t best = find_best(sampler);
     if (sampler->logits[best] == -INFINITY) return FATHOM_INVALID;
-    *choice = (struct choice){.token = best, .logprob = NAN};
-    if (request->sampling.temperature > 0) choice->token = draw_token(sampler, sequence, best);
+    *scored = (struct scored_token){.token = best, .logprob = NAN};
+    if (request->sampling.temperature > 0) scored->token = draw_token(sampler, sequence, best);
     if (request->top_logprobs >= 0) {
-        tell_logprobs(sampler, best, (size_t)request->top_logprobs, choice);
+        tell_logprobs(sampler, best, (size_t)request->top_logprobs, scored);
     }
     return 0;
 }
 
 void sampler_score(struct sampler *sampler, const float *logits, int32_t token, size_t top,
-                   struct choice *choice) {
+                   struct scored_token *scored) {
     load_logits(sampler, logits);
-    *choice = (struct choice){.token = token};
-    tell_logprobs(sampler, find_best(sampler), top, choice);
+    *scored = (struct scored_token){.token = token};
+    tell_logprobs(sampler, find_best(sampler), top, scored);
 }
 
 /* From here on a logit is finite or -inf: the largest float stands for +inf, so that differences of
@@ -99,31 +99,31 @@ static int32_t find_best(const struct sampler *sampler) {
 }
 
 /* Descending in `top`, at most `room`. Ids come in ascending order, so an equal goes behind. */
-static void top_offer(struct choice *choice, size_t room, int32_t token, float logprob) {
-    size_t place = choice->top_count;
-    while (place > 0 && choice->top[place - 1].logprob < logprob) place--;
+static void top_offer(struct scored_token *scored, size_t room, int32_t token, float logprob) {
+    size_t place = scored->top_count;
+    while (place > 0 && scored->top[place - 1].logprob < logprob) place--;
     if (place == room) return;
-    if (choice->top_count < room) choice->top_count++;
-    for (size_t i = choice->top_count - 1u; i > place; i--) choice->top[i] = choice->top[i - 1];
-    choice->top[place] = (struct token_logprob){token, logprob};
+    if (scored->top_count < room) scored->top_count++;
+    for (size_t i = scored->top_count - 1u; i > place; i--) scored->top[i] = scored->top[i - 1];
+    scored->top[place] = (struct token_logprob){token, logprob};
 }
 
 /* logprob = logit - log(sum of exp), around the best logit so that nothing overflows. */
 static void tell_logprobs(const struct sampler *sampler, int32_t best, size_t top,
-                          struct choice *choice) {
+                          struct scored_token *scored) {
     const float *logits = sampler->logits;
     float peak = logits[best];
     double sum = 0;
     for (size_t i = 0; peak > -INFINITY && i < sampler->vocab; i++) sum += expf(logits[i] - peak);
     double log_sum = log(sum) + peak;
     if (top > TOP_LOGPROBS_MAX) top = TOP_LOGPROBS_MAX;
-    for (size_t i = 0; i < sampler->vocab; i++) top_offer(choice, top, (int32_t)i, logits[i]);
-    for (size_t i = 0; i < choice->top_count; i++) {
-        float logit = choice->top[i].logprob;
-        choice->top[i].logprob = logit > -INFINITY ? (float)(logit - log_sum) : -INFINITY;
+    for (size_t i = 0; i < sampler->vocab; i++) top_offer(scored, top, (int32_t)i, logits[i]);
+    for (size_t i = 0; i < scored->top_count; i++) {
+        float logit = scored->top[i].logprob;
+        scored->top[i].logprob = logit > -INFINITY ? (float)(logit - log_sum) : -INFINITY;
     }
-    float logit = logits[choice->token];
-    choice->logprob = logit > -INFINITY ? (float)(logit - log_sum) : -INFINITY;
+    float logit = logits[scored->token];
+    scored->logprob = logit > -INFINITY ? (float)(logit - log_sum) : -INFINITY;
 }
 
 /* ---- The draw -------------------------------------------------------------------------------- */
@@ -220,16 +220,9 @@ static int32_t draw_token(struct sampler *sampler, const struct sequence *sequen
     return best; /* rounding left a rest after the last candidate */
 }
 
-/* The finaliser of splitmix64 (Steele, Lea, Flood 2014): every input bit moves every output bit. */
-static uint64_t mix_bits(uint64_t x) {
-    x = (x ^ x >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-    x = (x ^ x >> 27) * UINT64_C(0x94D049BB133111EB);
-    return x ^ x >> 31;
-}
-
 /* Mixed twice: neighbouring seeds at neighbouring positions must not meet. */
 double sampler_uniform(uint64_t seed, uint64_t position) {
-    uint64_t start = mix_bits(seed + UINT64_C(0x9E3779B97F4A7C15));
-    uint64_t bits = mix_bits(start + (position + 1) * UINT64_C(0x9E3779B97F4A7C15));
+    uint64_t start = mix_bits(seed + MIX_STEP);
+    uint64_t bits = mix_bits(start + (position + 1) * MIX_STEP);
     return (double)(bits >> 11) * 0x1p-53;
 }

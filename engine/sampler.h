@@ -28,11 +28,11 @@ void sampler_destroy(struct sampler *sampler); /* zeroed is allowed */
 
 /* Chooses the sequence's next token from logits [vocab]. FATHOM_INVALID if all of them are -inf. */
 int sampler_draw(struct sampler *sampler, const struct sequence *sequence, const float *logits,
-                 struct choice *choice);
+                 struct scored_token *scored);
 
 /* Scores a given token, with the `top` (0..TOP_LOGPROBS_MAX) best ones. */
 void sampler_score(struct sampler *sampler, const float *logits, int32_t token, size_t top,
-                   struct choice *choice);
+                   struct scored_token *scored);
 
 /* Uniform in [0, 1), a function of the arguments alone. */
 double sampler_uniform(uint64_t seed, uint64_t position);

@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 
 /* A token with its place in a distribution; for one that was drawn or one of the prompt. */
-struct choice {
+struct scored_token {
     int32_t token;
     float logprob; /* NAN when not asked for */
     uint16_t top_count;
@@ -43,7 +43,7 @@ struct sequence {
     uint64_t prefix_root; /* what its first block's key begins with: tier and tenant */
     int32_t slot;     /* row of the block table; -1 when not running */
     uint64_t arrival; /* order of acceptance, unique */
-    struct choice pending; /* prompt_logprobs: the score of token `reached`, told with its row */
+    struct scored_token pending; /* prompt_logprobs: of token `reached`, told with its row */
 
     double attn_rate, mlp_rate; /* share of sub-layers that its recent rows ran: for predictions */
 

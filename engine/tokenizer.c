@@ -9,14 +9,18 @@ struct encoding {
     bool parse_special;
     struct token_list *out;
     struct split_state split;
-    struct text_buffer normalized, prefixed;
+    struct byte_buffer normalized, prefixed;
     struct error *error;
 };
 
-static int push_token(struct encoding *encoding, int32_t id) {
-    int result = token_list_reserve(encoding->out, 1, encoding->error);
-    if (result == 0) encoding->out->ids[encoding->out->count++] = id;
+int token_list_push(struct token_list *list, int32_t id, struct error *error) {
+    int result = token_list_reserve(list, 1, error);
+    if (result == 0) list->ids[list->count++] = id;
     return result;
+}
+
+static int push_token(struct encoding *encoding, int32_t id) {
+    return token_list_push(encoding->out, id, encoding->error);
 }
 
 static int encode_pretoken(struct encoding *encoding, const char *bytes, size_t length) {
@@ -33,9 +37,9 @@ static int encode_pretoken(struct encoding *encoding, const char *bytes, size_t 
 static int encode_words(struct encoding *encoding, const char *text, size_t length, bool prefix) {
     const struct pretokenizer *pretokenizer = encoding->tokenizer->pretokenizer;
     if (prefix && text[0] != ' ' && pretokenizer_adds_prefix_space(pretokenizer)) {
-        struct text_buffer *prefixed = &encoding->prefixed;
+        struct byte_buffer *prefixed = &encoding->prefixed;
         prefixed->length = 0;
-        int result = text_buffer_reserve(prefixed, length + 1, encoding->error);
+        int result = byte_buffer_reserve(prefixed, length + 1, encoding->error);
         if (result != 0) return result;
         prefixed->bytes[0] = ' ';
         memcpy(prefixed->bytes + 1, text, length);
@@ -148,6 +152,12 @@ int32_t tokenizer_find(const struct tokenizer *tokenizer, const char *text) {
 
 bool tokenizer_adds_bos(const struct tokenizer *tokenizer) {
     return tokenizer->adds_bos;
+}
+
+int32_t model_start_token(const struct model_info *model, const struct tokenizer *tokenizer,
+                          bool is_empty) {
+    if (!is_empty && !tokenizer->adds_bos) return -1;
+    return model->bos >= 0 || !is_empty ? model->bos : model->eos;
 }
 
 int32_t tokenizer_bos(const struct tokenizer *tokenizer) {

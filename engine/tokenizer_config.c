@@ -1,6 +1,8 @@
 /* What stands beside tokenizer.json: tokenizer_config.json, chat_template.jinja. */
 #include "engine/tokenizer_private.h"
 
+#include "engine/json_field.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,17 +43,9 @@ int tokenizer_load_json(const char *folder, const char *name, json_t **json, str
     size_t size;
     int result = read_file(folder, name, FILE_LIMIT, &data, &size, error);
     if (result != 0) return result;
-    json_error_t reason;
-    *json = json_loadb(data, size, JSON_REJECT_DUPLICATES, &reason);
+    result = json_object_parse(data, size, json, error);
     free(data);
-    if (!*json) {
-        return error_set(error, FATHOM_INVALID, "%s, line %d: %s", name, reason.line, reason.text);
-    }
-    if (!json_is_object(*json)) {
-        json_decref(*json);
-        return error_set(error, FATHOM_INVALID, "%s is not a JSON object", name);
-    }
-    return 0;
+    return result == 0 ? 0 : error_prefix(error, "%s", name);
 }
 
 /* "bos_token": a string, or an object with "content", or null. */

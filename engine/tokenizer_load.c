@@ -359,7 +359,7 @@ static int load_added_token(struct loading *loading, const json_t *description) 
     if (!tokenizer->normalizes) {
         return added_matcher_add(&tokenizer->normalized_added, text, strlen(text), &token, error);
     }
-    struct text_buffer normal = {0};
+    struct byte_buffer normal = {0};
     result = text_normalize_nfc(text, strlen(text), &normal, error);
     if (result == 0) {
         result = added_matcher_add(&tokenizer->normalized_added, normal.bytes, normal.length,

@@ -122,7 +122,7 @@ bool added_matcher_find(const struct added_matcher *matcher, const char *text, s
 
 /* ---- Text (tokenizer_text.c) ----------------------------------------------------------------- */
 
-struct text_buffer {
+struct byte_buffer {
     char *bytes;
     size_t length, capacity;
 };
@@ -139,9 +139,9 @@ size_t utf8_trailing_space(const char *text, size_t length);
 bool text_is_surely_nfc(const char *text, size_t length);
 
 /* Replaces `out` with the NFC form of valid `text`; linear in the length. */
-int text_normalize_nfc(const char *text, size_t length, struct text_buffer *out,
+int text_normalize_nfc(const char *text, size_t length, struct byte_buffer *out,
                        struct error *error);
-int text_buffer_reserve(struct text_buffer *buffer, size_t extra, struct error *error);
+int byte_buffer_reserve(struct byte_buffer *buffer, size_t extra, struct error *error);
 
 /* ---- The whole ------------------------------------------------------------------------------- */
 

@@ -7,38 +7,21 @@
 
 /* ---- UTF-8 ----------------------------------------------------------------------------------- */
 
-/* Bytes of the valid character at `text`, or 0: no overlong forms, no surrogates, nothing above
- * U+10FFFF. */
-static size_t utf8_character(const unsigned char *text, size_t length) {
-    unsigned char lead = text[0];
-    if (lead < 0x80) return 1;
-    size_t need = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
-    if (lead < 0xC2 || lead > 0xF4 || length < need) return 0;
-    unsigned char least = 0x80, most = 0xBF; /* of the second byte */
-    if (lead == 0xE0) least = 0xA0;
-    if (lead == 0xED) most = 0x9F;
-    if (lead == 0xF0) least = 0x90;
-    if (lead == 0xF4) most = 0x8F;
-    if (text[1] < least || text[1] > most) return 0;
-    for (size_t i = 2; i < need; i++) {
-        if ((text[i] & 0xC0) != 0x80) return 0;
-    }
-    return need;
-}
-
 size_t utf8_valid_prefix(const char *text, size_t length) {
-    const unsigned char *byte = (const unsigned char *)text;
-    size_t at = 0;
+    size_t at = 0, used;
     while (at < length) {
-        size_t step = utf8_character(byte + at, length - at);
-        if (step == 0) break;
-        at += step;
+        if ((unsigned char)text[at] < 0x80) { /* most texts are mostly that */
+            at++;
+            continue;
+        }
+        if (utf8_scan(text + at, length - at, &used) != UTF8_VALID) break;
+        at += used;
     }
     return at;
 }
 
 /* The next character of valid text; moves *at behind it. */
-static int32_t utf8_take(const unsigned char *text, size_t *at) {
+static int32_t utf8_decode(const unsigned char *text, size_t *at) {
     const unsigned char *byte = text + *at;
     if (byte[0] < 0x80) {
         *at += 1;
@@ -66,7 +49,7 @@ static bool is_white_space(int32_t c) {
 
 size_t utf8_leading_space(const char *text, size_t length) {
     size_t at = 0;
-    return length > 0 && is_white_space(utf8_take((const unsigned char *)text, &at)) ? at : 0;
+    return length > 0 && is_white_space(utf8_decode((const unsigned char *)text, &at)) ? at : 0;
 }
 
 size_t utf8_trailing_space(const char *text, size_t length) {
@@ -141,7 +124,7 @@ static bool decompose(const char *text, size_t length, struct codepoints *points
     int boundary = 0; /* written only for grapheme breaks, which are not asked for */
     for (size_t at = 0; at < length;) {
         if (!codepoints_reserve(points)) return false;
-        int32_t codepoint = utf8_take((const unsigned char *)text, &at);
+        int32_t codepoint = utf8_decode((const unsigned char *)text, &at);
         utf8proc_ssize_t count =
             utf8proc_decompose_char(codepoint, points->items + points->count, DECOMPOSITION_MAX,
                                     UTF8PROC_DECOMPOSE, &boundary);
@@ -151,7 +134,7 @@ static bool decompose(const char *text, size_t length, struct codepoints *points
     return order_all_marks(points);
 }
 
-int text_buffer_reserve(struct text_buffer *buffer, size_t extra, struct error *error) {
+int byte_buffer_reserve(struct byte_buffer *buffer, size_t extra, struct error *error) {
     size_t needed;
     if (!size_add(buffer->length, extra, &needed)) needed = SIZE_MAX;
     if (needed <= buffer->capacity) return 0;
@@ -164,7 +147,7 @@ int text_buffer_reserve(struct text_buffer *buffer, size_t extra, struct error *
     return 0;
 }
 
-int text_normalize_nfc(const char *text, size_t length, struct text_buffer *out,
+int text_normalize_nfc(const char *text, size_t length, struct byte_buffer *out,
                        struct error *error) {
     struct codepoints points = {0};
     int result = 0;
@@ -177,7 +160,7 @@ int text_normalize_nfc(const char *text, size_t length, struct text_buffer *out,
             points.items, (utf8proc_ssize_t)points.count, UTF8PROC_COMPOSE | UTF8PROC_STABLE);
         assert(count >= 0);
         points.count = (size_t)count;
-        result = text_buffer_reserve(out, 4 * points.count, error);
+        result = byte_buffer_reserve(out, 4 * points.count, error);
     }
     for (size_t i = 0; i < points.count && result == 0; i++) {
         out->length += (size_t)utf8proc_encode_char(points.items[i],

@@ -232,6 +232,7 @@ struct kernels {
 /* Every backend's device begins with this. */
 struct device {
     const struct kernels *kernels;
+    char isa[16];         /* "avx512bf16" */
     char description[96]; /* "cpu avx512bf16, 2 threads" */
 };
 

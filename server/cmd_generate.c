@@ -63,18 +63,15 @@ static int build_prompt(const struct model *model, const char *text, struct toke
         return error_set(error, FATHOM_UNSUPPORTED,
                          "the model has no tokenizer.json, so text cannot be read");
     }
-    bool lead = tokenizer_adds_bos(model_get_tokenizer(model)) || *text == '\0';
-    const struct model_info *info = model_get_info(model);
-    int32_t bos =
-        info->bos >= 0 ? info->bos : info->eos; /* there must be one token to start from */
-    if (lead && bos < 0)
+    const struct tokenizer *tokenizer = model_get_tokenizer(model);
+    int32_t start = model_start_token(model_get_info(model), tokenizer, *text == '\0');
+    if (*text == '\0' && start < 0) {
         return error_set(error, FATHOM_INVALID,
                          "the prompt is empty and the model has no start token");
-    tokens->ids = malloc(sizeof *tokens->ids);
-    if (!tokens->ids) return error_set(error, FATHOM_NO_MEMORY, "no memory for the prompt");
-    tokens->capacity = 1;
-    if (lead) tokens->ids[tokens->count++] = bos;
-    return tokenizer_encode(model_get_tokenizer(model), text, strlen(text), true, tokens, error);
+    }
+    int result = start >= 0 ? token_list_push(tokens, start, error) : 0;
+    if (result != 0) return result;
+    return tokenizer_encode(tokenizer, text, strlen(text), true, tokens, error);
 }
 
 static int generate(struct model *model, const struct generate_flags *flags, struct error *error) {
@@ -87,7 +84,7 @@ static int generate(struct model *model, const struct generate_flags *flags, str
     struct token_list tokens = {0};
     struct engine *engine = NULL;
     struct engine_options options = {
-        .kv_budget = (info->context + 15) / 16 * info->kv_block_bytes,
+        .kv_budget = model_kv_bytes(info, info->context),
         .max_sequences = 1,
     };
     int result = build_prompt(model, flags->prompt, &tokens, error);

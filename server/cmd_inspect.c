@@ -41,8 +41,8 @@ static void print_text(const struct model_info *info) {
     printf("  memory     weights %s, scratch %s, KV cache %s per token (%s for a full context)\n",
            size_format(info->weight_bytes, a, sizeof a),
            size_format(info->scratch_bytes, b, sizeof b),
-           size_format(info->kv_block_bytes / 16, c, sizeof c),
-           size_format((info->context + 15) / 16 * info->kv_block_bytes, d, sizeof d));
+           size_format(info->kv_block_bytes / info->kv_block_tokens, c, sizeof c),
+           size_format(model_kv_bytes(info, info->context), d, sizeof d));
     print_tiers(info);
 }
 
@@ -89,8 +89,9 @@ static int print_json(const struct model_info *info) {
         info->kv_policy == KV_COMPUTE ? "compute" : "omit", "context", (json_int_t)info->context,
         "device", info->device, "weights", info->weights, "weight_bytes",
         (json_int_t)info->weight_bytes, "scratch_bytes", (json_int_t)info->scratch_bytes,
-        "kv_bytes_per_token", (json_int_t)(info->kv_block_bytes / 16), "flops_per_token_full",
-        full_flops(info), "default_tier", info->tiers[info->default_tier].name, "tiers", tiers);
+        "kv_bytes_per_token", (json_int_t)(info->kv_block_bytes / info->kv_block_tokens),
+        "flops_per_token_full", full_flops(info), "default_tier",
+        info->tiers[info->default_tier].name, "tiers", tiers);
     int result = root ? json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) : -1;
     printf("\n");
     json_decref(root);

@@ -17,12 +17,12 @@
 
 #define RETRY_AFTER_MAX 120 /* seconds: whatever the queue, things change */
 
-struct sequence {
+struct job_choice {
     struct completion_job *job;
     size_t choice;
     bool is_live;  /* accepted by the engine, EVENT_FINISHED not yet seen */
     bool is_ready; /* in the job's list */
-    struct sequence *next_ready;
+    struct job_choice *next_ready;
     uint64_t last_token_ns; /* 0: none yet */
 };
 
@@ -43,9 +43,9 @@ struct completion_job {
     bool has_request;
     struct api_error error; /* status != 0: the answer */
     struct completion *completion;
-    struct sequence *sequences;
+    struct job_choice *sequences;
     size_t live_count;
-    struct sequence *ready_sequences;
+    struct job_choice *ready_sequences;
     bool is_ready; /* in the server's list */
     bool failed;
     bool expired; /* failed because it waited too long in the queue */
@@ -56,7 +56,7 @@ struct completion_job {
 static void job_prepare(struct body_work *work);
 static void job_begin(struct body_work *work);
 static int job_submit(struct completion_job *job);
-static void job_take_event(struct sequence *sequence, const struct engine_event *event);
+static void job_take_event(struct job_choice *sequence, const struct engine_event *event);
 static void job_write(struct completion_job *job);
 static void job_fail(struct completion_job *job);
 static void job_cancel(struct completion_job *job);
@@ -173,7 +173,7 @@ static int job_submit(struct completion_job *job) {
     }
     job->exchange->tier = server->context.model->tiers[job->request.tier].name;
     for (size_t choice = 0; choice < count; choice++) {
-        struct sequence *sequence = &job->sequences[choice];
+        struct job_choice *sequence = &job->sequences[choice];
         struct engine_request request;
         struct error error;
         sequence->job = job;
@@ -193,7 +193,7 @@ static int job_submit(struct completion_job *job) {
 
 /* ---- Events ---------------------------------------------------------------------------------- */
 
-static void job_make_ready(struct completion_job *job, struct sequence *sequence) {
+static void job_make_ready(struct completion_job *job, struct job_choice *sequence) {
     if (!sequence->is_ready) {
         sequence->is_ready = true;
         sequence->next_ready = job->ready_sequences;
@@ -211,7 +211,7 @@ void completions_take_events(struct server *server) {
     if (!server->engine) return;
     size_t count = engine_take_events(server->engine, server->events, EVENT_BATCH);
     for (size_t i = 0; i < count; i++) {
-        struct sequence *sequence = (struct sequence *)(uintptr_t)server->events[i].id;
+        struct job_choice *sequence = (struct job_choice *)(uintptr_t)server->events[i].id;
         job_take_event(sequence, &server->events[i]);
     }
     while (server->ready_jobs) {
@@ -225,7 +225,7 @@ void completions_take_events(struct server *server) {
     if (count == EVENT_BATCH) uv_async_send(&server->engine_wakeup);
 }
 
-static void job_observe_token(struct completion_job *job, struct sequence *sequence) {
+static void job_observe_token(struct completion_job *job, struct job_choice *sequence) {
     struct request_metrics *metrics = &job->server->metrics.tiers[job->request.tier];
     uint64_t now = time_now_ns();
     if (job->first_token_ns == 0) {
@@ -239,7 +239,7 @@ static void job_observe_token(struct completion_job *job, struct sequence *seque
     sequence->last_token_ns = job->last_token_ns = now;
 }
 
-static void job_take_event(struct sequence *sequence, const struct engine_event *event) {
+static void job_take_event(struct job_choice *sequence, const struct engine_event *event) {
     struct completion_job *job = sequence->job;
     if (event->kind == EVENT_FINISHED) {
         sequence->is_live = false;
@@ -290,7 +290,7 @@ static struct exchange *job_detach(struct completion_job *job) {
 
 static void job_write_stream(struct completion_job *job, bool is_done) {
     struct text_buffer out = {0};
-    for (struct sequence *sequence = job->ready_sequences, *next; sequence; sequence = next) {
+    for (struct job_choice *sequence = job->ready_sequences, *next; sequence; sequence = next) {
         next = sequence->next_ready;
         sequence->is_ready = false;
         completion_write_chunk(job->completion, sequence->choice, &out);
@@ -349,7 +349,7 @@ static void job_fail(struct completion_job *job) {
 static void job_cancel(struct completion_job *job) {
     size_t count = job->sequences ? completion_choice_count(job->completion) : 0;
     for (size_t choice = 0; choice < count; choice++) {
-        struct sequence *sequence = &job->sequences[choice];
+        struct job_choice *sequence = &job->sequences[choice];
         if (sequence->is_live) engine_cancel(job->server->engine, (uint64_t)(uintptr_t)sequence);
     }
 }

@@ -134,19 +134,15 @@ void steps_handle(struct exchange *exchange) {
     exchange_answer_json(exchange, &body); /* says so if memory ran out */
 }
 
-/* The device is described as "cpu avx2, 8 threads": its first two words. */
 void version_handle(struct exchange *exchange) {
     const struct server *server = exchange->server;
     struct text_buffer body = {0};
-    char backend[32] = "", isa[32] = "";
-    if (server->model) {
-        sscanf(model_get_info(server->model)->device, "%31[^ ,] %31[^ ,]", backend, isa);
-    }
+    const struct model_info *model = server->model ? model_get_info(server->model) : NULL;
     struct version_info info = {
         .version = FATHOM_VERSION,
         .build = __VERSION__,
-        .backend = *backend ? backend : NULL,
-        .isa = *isa ? isa : NULL,
+        .backend = model ? model->backend : NULL,
+        .isa = model ? model->isa : NULL,
     };
     version_write(&info, &body);
     exchange_answer_json(exchange, &body);

@@ -20,7 +20,7 @@
 /* Loading thread. */
 static void on_progress(void *context, double fraction, const char *phase) {
     struct server *server = context;
-    struct loader *loader = &server->lifecycle.loader;
+    struct model_loading *loader = &server->lifecycle.loader;
     int percent = (int)(fraction * 100);
     if (percent < loader->percent_shown + PROGRESS_PERCENT) return;
     loader->percent_shown = percent;
@@ -30,7 +30,7 @@ static void on_progress(void *context, double fraction, const char *phase) {
 /* Loading thread: the two things that take long. What it writes, the loop reads after `loaded`. */
 static void loader_run(void *context) {
     struct server *server = context;
-    struct loader *loader = &server->lifecycle.loader;
+    struct model_loading *loader = &server->lifecycle.loader;
     struct model_options model_options = server->settings->model;
     struct engine_options engine_options = server->settings->engine;
     model_options.progress = on_progress;
@@ -93,7 +93,7 @@ static int find_tiers(struct server *server, struct error *error) {
 
 /* Takes over what was loaded. */
 static int lifecycle_adopt(struct server *server, struct error *error) {
-    struct loader *loader = &server->lifecycle.loader;
+    struct model_loading *loader = &server->lifecycle.loader;
     server->model = loader->model;
     server->engine = loader->engine;
     if (loader->result != 0) {

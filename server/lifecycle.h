@@ -19,7 +19,7 @@ struct engine;
 enum phase { PHASE_LOADING, PHASE_READY, PHASE_DRAINING, PHASE_STOPPING };
 
 /* Written by the loading thread, read by the loop after `loaded` was sent. */
-struct loader {
+struct model_loading {
     uv_thread_t thread;
     struct model *model;
     struct engine *engine;
@@ -32,7 +32,7 @@ struct lifecycle {
     enum phase phase;
     int exit_code;
     bool loader_running;
-    struct loader loader;
+    struct model_loading loader;
     uv_async_t loaded;
     uv_signal_t terminate, interrupt;
     bool was_interrupted; /* the drain timeout has passed, and clients were told */

@@ -5,7 +5,7 @@
  * per layer that say which positions are present. K and V of a head take 32 * D * (2 or 4) bytes:
  * all of them begin on a border of 64 bytes. */
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/number.h"
+#include "kernels/number.h"
 
 #include <assert.h>
 #include <math.h>

@@ -179,6 +179,7 @@ int cpu_open(const struct device_options *options, struct device **device, struc
     cpu->primitives = primitives;
     cpu->max_rows = options->max_rows;
     cpu->max_width = options->max_width;
+    snprintf(cpu->base.isa, sizeof cpu->base.isa, "%s", primitives->name);
     snprintf(cpu->base.description, sizeof cpu->base.description, "cpu %s, %zu thread%s",
              primitives->name, threads, threads == 1 ? "" : "s");
     status = scratch_create(cpu, error);

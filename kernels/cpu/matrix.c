@@ -1,6 +1,6 @@
 /* Weights and the matrix product. */
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/number.h"
+#include "kernels/number.h"
 
 #include <assert.h>
 #include <stdlib.h>

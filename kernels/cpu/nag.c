@@ -1,6 +1,6 @@
 /* The residual of NAG: where a token starts, the end of a sub-layer, and who runs the next one. */
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/number.h"
+#include "kernels/number.h"
 
 #include <math.h>
 

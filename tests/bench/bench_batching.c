@@ -24,11 +24,8 @@ static void die(const struct error *error) {
     exit(1);
 }
 
-static uint64_t mix(uint64_t x) { /* splitmix64, Steele et al. 2014 */
-    x += UINT64_C(0x9E3779B97F4A7C15);
-    x = (x ^ x >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-    x = (x ^ x >> 27) * UINT64_C(0x94D049BB133111EB);
-    return x ^ x >> 31;
+static uint64_t mix(uint64_t x) {
+    return mix_bits(x + MIX_STEP);
 }
 
 static void submit(struct engine *engine, uint64_t id, size_t prompt, size_t generated,

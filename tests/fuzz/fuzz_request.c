@@ -10,7 +10,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static const struct model_info model = {
+static struct model_info model = {
     .residual = "nag",
     .weights = "f32",
     .device = "cpu",
@@ -161,6 +161,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct tokenizer *tokenizer;
     if (!context.tokenizer) {
         check(tokenizer_load(FATHOM_SOURCE "/models/fathom-tiny", &tokenizer, NULL) == 0);
+        model.bos = tokenizer_bos(tokenizer);
+        model.eos = tokenizer_eos(tokenizer);
         context.tokenizer = tokenizer; /* lives as long as the process */
     }
     if (size < 2) return 0;

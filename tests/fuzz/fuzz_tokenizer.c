@@ -1,10 +1,5 @@
 /* libFuzzer entry. The first byte chooses what the rest is: a text for the bundled tokenizer, which
  * must come back byte for byte; a tokenizer.json to load; or a pattern for the pre-tokenizer.
- *
- *   clang -I. -std=c11 -D_GNU_SOURCE -DFATHOM_SOURCE=\"$PWD\" -g -O1
- * -fsanitize=fuzzer,address,undefined \
- *       tests/fuzz/fuzz_tokenizer.c engine/tokenizer*.c engine/pretokenizer*.c base/base.c \
- *       -ljansson -lpcre2-8 -lutf8proc -o fuzz_tokenizer
  */
 #include "engine/engine.h"
 #include "engine/pretokenizer.h"
@@ -99,10 +94,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size == 0) return 0;
     const char *rest = (const char *)data + 1;
     switch (data[0] % 4) {
-    case 0: check_round_trip(rest, size - 1, false); break;
-    case 1: check_round_trip(rest, size - 1, true); break;
-    case 2: load_and_use(rest, size - 1); break;
-    default: split_by_pattern(rest, size - 1); break;
+    case 0:
+        check_round_trip(rest, size - 1, false);
+        break;
+    case 1:
+        check_round_trip(rest, size - 1, true);
+        break;
+    case 2:
+        load_and_use(rest, size - 1);
+        break;
+    default:
+        split_by_pattern(rest, size - 1);
+        break;
     }
     return 0;
 }

@@ -27,6 +27,7 @@ static struct model_info test_model = {
     .vocab = TEST_VOCAB,
     .context = TEST_CONTEXT,
     .sublayers = 24,
+    .kv_block_tokens = 16,
     .kv_block_bytes = 16 * 3072,
     .tier_count = 4,
     .tiers = {{.name = "full", .measured = true, .perplexity = 12.5, .flops_per_token = 1e7},
@@ -58,6 +59,8 @@ static inline int test_api_setup(void **state) {
         return -1;
     }
     test_context.tokenizer = tokenizer;
+    test_model.bos = tokenizer_bos(tokenizer);
+    test_model.eos = tokenizer_eos(tokenizer);
     return 0;
 }
 

@@ -190,10 +190,75 @@ static void environment_sets_flags_and_the_command_line_wins(void **state) {
     unsetenv("FATHOM_COUNT");
 }
 
+/* Against the definition: a character is what a decoder gives back by encoding it again. */
+static size_t utf8_encode(uint32_t c, char out[4]) {
+    if (c < 0x80) return out[0] = (char)c, 1;
+    if (c < 0x800) return out[0] = (char)(0xC0 | c >> 6), out[1] = (char)(0x80 | (c & 63)), 2;
+    if (c < 0x10000) {
+        out[0] = (char)(0xE0 | c >> 12);
+        out[1] = (char)(0x80 | (c >> 6 & 63)), out[2] = (char)(0x80 | (c & 63));
+        return 3;
+    }
+    out[0] = (char)(0xF0 | c >> 18), out[1] = (char)(0x80 | (c >> 12 & 63));
+    out[2] = (char)(0x80 | (c >> 6 & 63)), out[3] = (char)(0x80 | (c & 63));
+    return 4;
+}
+
+static void utf8_is_what_the_standard_says(void **state) {
+    (void)state;
+    size_t used;
+    for (uint32_t c = 0; c < 0x120000; c++) { /* 17 planes, and one that is none */
+        char bytes[4];
+        size_t length = utf8_encode(c, bytes);
+        bool is_character = c < 0x110000 && (c < 0xD800 || c > 0xDFFF);
+        assert_int_equal(utf8_scan(bytes, length, &used) == UTF8_VALID, is_character);
+        if (!is_character) continue;
+        assert_int_equal(used, length);
+        for (size_t cut = 1; cut < length; cut++) {
+            assert_int_equal(utf8_scan(bytes, cut, &used), UTF8_TORN);
+            assert_int_equal(used, cut);
+        }
+    }
+    static const struct {
+        const char *bytes;
+        size_t used; /* of an invalid piece */
+    } invalid[] = {
+        {"\x80", 1},         {"\xC0\x80", 1}, {"\xC1\xBF", 1},         {"\xE0\x80\x80", 1},
+        {"\xED\xA0\x80", 1}, {"\xFF", 1},     {"\xF0\x8F\xBF\xBF", 1}, {"\xF4\x90\x80\x80", 1},
+        {"\xE2\x82(", 2},    {"\xC3(", 1},    {"\xF0\x9F\x98(", 3}};
+    for (size_t i = 0; i < sizeof invalid / sizeof *invalid; i++) {
+        assert_int_equal(utf8_scan(invalid[i].bytes, strlen(invalid[i].bytes), &used),
+                         UTF8_INVALID);
+        assert_int_equal(used, invalid[i].used);
+    }
+}
+
+static void json_is_measured_outside_of_strings(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        struct json_extent extent;
+    } cases[] = {
+        {"", {0, 0, 0, 0}},
+        {"{}", {1, 1, 0, 0}},
+        {"{\"a\":[1,2,{\"b\":3}]}", {3, 3, 2, 2}},
+        {"[\"[,:{\\\",[\"]", {1, 1, 0, 0}},
+        {"[\"\\\\\",[]]", {2, 2, 1, 0}},
+        {"]]][", {1, 1, 0, 0}},
+        {"\"never ends,,,\\", {0, 0, 0, 0}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct json_extent extent = json_measure(cases[i].text, strlen(cases[i].text));
+        assert_memory_equal(&extent, &cases[i].extent, sizeof extent);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sizes_are_parsed_or_refused),
         cmocka_unit_test(messages_hold_no_control_and_no_torn_character),
+        cmocka_unit_test(utf8_is_what_the_standard_says),
+        cmocka_unit_test(json_is_measured_outside_of_strings),
         cmocka_unit_test(files_are_read_whole_within_a_limit),
         cmocka_unit_test(flags_take_every_form),
         cmocka_unit_test(flags_refuse_and_say_why),

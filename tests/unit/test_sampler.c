@@ -156,7 +156,7 @@ static struct engine_request random_settings(struct logit_bias *bias, int32_t *s
     return request;
 }
 
-static void check_logprobs(const struct choice *choice, const struct engine_request *request,
+static void check_logprobs(const struct scored_token *choice, const struct engine_request *request,
                            const struct entry *sorted, size_t vocab) {
     if (request->top_logprobs < 0) {
         assert_true(isnan(choice->logprob));
@@ -194,7 +194,7 @@ static void test_random_settings_match_sorting(void **state) {
         size_t count = reference_keep(&request.sampling, kept, vocab, 1e-6);
         for (size_t draw = 0; draw < 20; draw++) {
             sequence->request.sampling.seed = draw;
-            struct choice choice;
+            struct scored_token choice;
             assert_int_equal(sampler_draw(&sampler, sequence, logits, &choice), 0);
             size_t place = 0;
             while (place < count && kept[place].token != choice.token) place++;
@@ -248,7 +248,7 @@ static void test_draws_follow_the_distribution(void **state) {
         size_t cells, drawn[VOCAB_MAX] = {0};
         for (size_t draw = 0; draw < draws; draw++) {
             sequence->request.sampling.seed = draw;
-            struct choice choice;
+            struct scored_token choice;
             assert_int_equal(sampler_draw(&sampler, sequence, logits, &choice), 0);
             drawn[choice.token]++;
         }
@@ -268,7 +268,7 @@ static void test_greedy_takes_the_lowest_of_equals(void **state) {
     request.sampling.temperature = 0;
     request.sampling.top_k = 3; /* of no effect */
     struct sequence *sequence = make_sequence(&request, 1, 0);
-    struct choice choice;
+    struct scored_token choice;
     assert_int_equal(sampler_draw(&sampler, sequence, logits, &choice), 0);
     assert_int_equal(choice.token, 2);
     const int32_t best[] = {2, 4, 5, 6};
@@ -287,7 +287,7 @@ static void test_top_k_of_equals_keeps_the_lowest(void **state) {
     struct sequence *sequence = make_sequence(&request, 1, 0);
     bool seen[50] = {false};
     for (uint64_t seed = 0; seed < 200; seed++) {
-        struct choice choice;
+        struct scored_token choice;
         sequence->request.sampling.seed = seed;
         assert_int_equal(sampler_draw(&sampler, sequence, logits, &choice), 0);
         seen[choice.token] = true;
@@ -312,7 +312,7 @@ static void test_without_a_possible_token_there_is_no_choice(void **state) {
         request.sampling.temperature = temperature;
         struct sequence *early = make_sequence(&request, 1, 0);
         struct sequence *late = make_sequence(&request, 1, 1);
-        struct choice choice;
+        struct scored_token choice;
         assert_int_equal(sampler_draw(&sampler, early, hopeless, &choice), FATHOM_INVALID);
         assert_int_equal(sampler_draw(&sampler, early, only_stops, &choice), FATHOM_INVALID);
         assert_int_equal(sampler_draw(&sampler, late, only_stops, &choice), 0);
@@ -321,7 +321,7 @@ static void test_without_a_possible_token_there_is_no_choice(void **state) {
         sequence_destroy(early);
         sequence_destroy(late);
     }
-    sampler_score(&sampler, hopeless, 2, 4, &(struct choice){0});
+    sampler_score(&sampler, hopeless, 2, 4, &(struct scored_token){0});
     sampler_destroy(&sampler);
 }
 
@@ -329,7 +329,7 @@ static void test_scores_are_of_the_plain_distribution(void **state) {
     (void)state;
     const float logits[] = {0, logf(3), -INFINITY, 0};
     struct sampler sampler = make_sampler(4);
-    struct choice choice;
+    struct scored_token choice;
     sampler_score(&sampler, logits, 1, 2, &choice);
     assert_true(fabs(choice.logprob - log(0.6)) < 1e-6);
     assert_int_equal(choice.top_count, 2);
@@ -361,7 +361,7 @@ static void test_extremes_stay_finite(void **state) {
         request.sampling.bias = bias;
         request.sampling.bias_count = 3;
         struct sequence *sequence = make_sequence(&request, 10, 5);
-        struct choice choice;
+        struct scored_token choice;
         assert_int_equal(sampler_draw(&sampler, sequence, logits, &choice), 0);
         assert_in_range(choice.token, 0, 63);
         assert_false(isnan(choice.logprob));

@@ -478,6 +478,62 @@ static void test_holes(void **state) {
     json_decref(json);
 }
 
+/* The bound is the longest token's own length, held by every text, and none where texts can shrink
+ * without end. */
+static void test_longest(void **state) {
+    (void)state;
+    json_t *lines = read_json(REFERENCE "/lines.json");
+    for (size_t n = 0; n < sizeof golden_names / sizeof *golden_names; n++) {
+        struct tokenizer *tokenizer = load(golden_names[n]);
+        size_t longest = tokenizer_longest(tokenizer), most = 0, length;
+        for (size_t id = 0; id < tokenizer_size(tokenizer); id++) {
+            tokenizer_bytes(tokenizer, (int32_t)id, &length);
+            if (length > most) most = length;
+        }
+        bool composes = strcmp(golden_names[n], "nfc") == 0; /* 7 bytes to 2 at most: below 4 */
+        if (longest != SIZE_MAX) assert_int_equal(longest, composes ? 4 * most : most);
+        for (size_t i = 0; i < json_array_size(lines); i++) {
+            const json_t *line = json_array_get(lines, i);
+            length = json_string_length(line);
+            struct token_list ids = encode(tokenizer, json_string_value(line), length, true);
+            assert_true(ids.count >= length / longest);
+            free(ids.ids);
+        }
+        tokenizer_destroy(tokenizer);
+    }
+    json_decref(lines);
+
+    static const char *const shrinking[][2] = {
+        {PRE("{\"type\":\"Split\",\"pattern\":{\"String\":\"a\"},\"behavior\":\"Removed\"},"
+             "{\"type\":\"ByteLevel\",\"add_prefix_space\":false}")},
+        {ADDED("\"id\":5000,\"content\":\"<x>\",\"lstrip\":true")},
+        {ADDED("\"id\":5000,\"content\":\"<x>\",\"rstrip\":true")},
+    };
+    for (size_t i = 0; i < sizeof shrinking / sizeof *shrinking; i++) {
+        json_t *json = altered(shrinking[i][0], shrinking[i][1]);
+        struct tokenizer *tokenizer = NULL;
+        assert_int_equal(load_made(json, NULL, &tokenizer, NULL), 0);
+        assert_true(tokenizer_longest(tokenizer) == SIZE_MAX);
+        tokenizer_destroy(tokenizer);
+        json_decref(json);
+    }
+}
+
+static void test_start_token(void **state) {
+    (void)state;
+    const struct model_info both = {.bos = 7, .eos = 8}, end = {.bos = -1, .eos = 8},
+                            neither = {.bos = -1, .eos = -1};
+    struct tokenizer *silent = load("tiny"), *adds = load("split");
+    assert_int_equal(model_start_token(&both, silent, false), -1);
+    assert_int_equal(model_start_token(&both, silent, true), 7);
+    assert_int_equal(model_start_token(&end, silent, true), 8);
+    assert_int_equal(model_start_token(&neither, silent, true), -1);
+    assert_int_equal(model_start_token(&both, adds, false), 7);
+    assert_int_equal(model_start_token(&both, adds, true), 7);
+    tokenizer_destroy(silent);
+    tokenizer_destroy(adds);
+}
+
 static void test_config(void **state) {
     (void)state;
     static const struct {
@@ -496,8 +552,8 @@ static void test_config(void **state) {
         {"{\"eos_token\":3}", FATHOM_INVALID, false, false, false, "'eos_token'"},
         {"{\"add_bos_token\":true}", FATHOM_INVALID, false, false, false, "no bos_token"},
         {"{\"add_bos_token\":\"yes\"}", FATHOM_INVALID, false, false, false, "'add_bos_token'"},
-        {"[]", FATHOM_INVALID, false, false, false, "not a JSON object"},
-        {"{", FATHOM_INVALID, false, false, false, "tokenizer_config.json, line"},
+        {"[]", FATHOM_INVALID, false, false, false, "an object is required"},
+        {"{", FATHOM_INVALID, false, false, false, "tokenizer_config.json: not valid JSON at line 1"},
     };
     json_t *json = read_json(REFERENCE "/nfc/tokenizer.json");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -551,6 +607,7 @@ int main(void) {
         cmocka_unit_test(test_threads),      cmocka_unit_test(test_accessors),
         cmocka_unit_test(test_refusals),     cmocka_unit_test(test_holes),
         cmocka_unit_test(test_config),       cmocka_unit_test(test_exploding_patterns),
+        cmocka_unit_test(test_longest),      cmocka_unit_test(test_start_token),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* Single numbers in the types of a checkpoint. */
-#ifndef FATHOM_CPU_NUMBER_H
-#define FATHOM_CPU_NUMBER_H
+#ifndef FATHOM_NUMBER_H
+#define FATHOM_NUMBER_H
 
 #include "kernels/kernels.h"
 
