@@ -2,22 +2,42 @@
  *
  * Whole steps, so that weights come from where they come from when it matters: a block timed alone
  * would find its own in the nearest cache. Two rows of the theta table that no tier uses say what
- * runs. */
+ * runs. Every step is timed once in each of a few rounds and the quickest counts: what disturbs the
+ * machine for a moment disturbs one round. */
 #include "engine/cost.h"
+#include "engine/cost_cache.h"
 #include "engine/model.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
 
-#define BUDGET_NS     (60 * UINT64_C(1000000)) /* no further row count after that, */
-#define POINTS_MIN    3                        /* but these */
-#define REPEATS       5
-#define REPEATS_NS    (3 * UINT64_C(1000000)) /* no further repetition after that */
-#define ROWS_FACTOR   4                        /* between row counts */
-#define ATTENDED_ROWS KV_BLOCK_TOKENS
-#define ATTENDED_MAX  ((size_t)1024) /* positions before them */
+#define MS              UINT64_C(1000000)
+#define ROUNDS_MIN      2
+#define ROUNDS_MAX      6
+#define ROUNDS_NS       (150 * MS) /* no further round after that */
+#define POINTS_MIN      3          /* at 1, 2, 4 rows; */
+#define POINTS_WANT     6          /* up to here as long as a point takes less than */
+#define POINT_NS        (200 * MS)
+#define POINT_MAX_NS    (15 * MS)    /* and beyond, less than this */
+#define ATTENDED_BLOCKS ((size_t)64) /* of positions before the rows of the far shot */
 
 enum { TIER_CHOSEN = TIERS_MAX, TIER_NOTHING };
+
+/* A step to be timed: rows first .. first + rows - 1 of one sequence, of which every `stride`-th
+ * runs the kinds of sub-layers that are named, and the others nothing. */
+struct shot {
+    size_t rows, first, logits, stride;
+    bool attn, mlp;
+    double ns; /* the quickest so far */
+};
+
+/* Of every point these four, and at the end two that compare with one of them. */
+enum { SHOT_STEP, SHOT_HEAD, SHOT_ATTN, SHOT_MLP, POINT_SHOTS };
+#define SHOTS_MAX (POINT_SHOTS * COST_POINTS_MAX + 2)
 
 /* Rows of one sequence at consecutive positions, all arrays made for max_rows. */
 struct probe {
@@ -67,23 +87,44 @@ static void choose_sublayers(struct probe *probe, size_t tier, bool attn, bool m
     residual->kind->set_theta(residual, tier, probe->theta);
 }
 
-/* The quickest of a few steps of `rows` rows from position `first` on; every `stride`-th row runs
- * what is chosen, the others nothing. */
-static double time_step(struct probe *probe, size_t rows, size_t first, size_t logits,
-                        size_t stride) {
-    for (size_t i = 0; i < rows; i++) {
+static void fill_rows(struct probe *probe, const struct shot *shot) {
+    for (size_t i = 0; i < shot->rows; i++) {
         probe->token[i] = (int32_t)(i % probe->model->info.vocab);
-        probe->position[i] = (int32_t)(first + i);
-        probe->tier[i] = i % stride ? TIER_NOTHING : TIER_CHOSEN;
+        probe->position[i] = (int32_t)(shot->first + i);
+        probe->tier[i] = i % shot->stride ? TIER_NOTHING : TIER_CHOSEN;
         probe->logit_rows[i] = (int32_t)i;
     }
     /* All positions before the rows read one block that was written: under omit, too, they have K
      * and V. */
     for (size_t i = 0; i < probe->table_blocks; i++) {
-        probe->table[i] = first ? 0 : (int32_t)(i % probe->blocks);
+        probe->table[i] = shot->first ? 0 : (int32_t)(i % probe->blocks);
     }
+}
+
+/* Wall time; where this thread had to give its processor to somebody else, the time that it had
+ * one, which is less. A thread that waits for its device does so by itself, and is not meant. */
+static double time_step(struct probe *probe, const struct batch *batch) {
+    struct rusage before, after;
+    struct timespec cpu_before, cpu_after;
+    struct step_result result;
+    getrusage(RUSAGE_THREAD, &before);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &cpu_before);
+    uint64_t start = time_now_ns();
+    model_step(probe->model, probe->arena, batch, &result);
+    double wall = (double)(time_now_ns() - start);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &cpu_after);
+    getrusage(RUSAGE_THREAD, &after);
+    if (after.ru_nivcsw == before.ru_nivcsw) return wall;
+    double cpu = (double)(cpu_after.tv_sec - cpu_before.tv_sec) * 1e9 +
+                 (double)(cpu_after.tv_nsec - cpu_before.tv_nsec);
+    return fmin(wall, cpu);
+}
+
+static void take_shot(struct probe *probe, struct shot *shot) {
+    choose_sublayers(probe, TIER_CHOSEN, shot->attn, shot->mlp);
+    fill_rows(probe, shot);
     struct batch batch = {
-        .rows = rows,
+        .rows = shot->rows,
         .token = probe->token,
         .position = probe->position,
         .tier = probe->tier,
@@ -92,95 +133,126 @@ static double time_step(struct probe *probe, size_t rows, size_t first, size_t l
         .slots = 1,
         .blocks_per_slot = probe->table_blocks,
         .logit_rows = probe->logit_rows,
-        .logit_count = logits,
+        .logit_count = shot->logits,
         .body = BODY_AUTO,
     };
-    struct step_result result;
-    uint64_t best = UINT64_MAX, begin = time_now_ns(), end = begin;
-    for (size_t i = 0; i < REPEATS && (i == 0 || end - begin < REPEATS_NS); i++) {
-        uint64_t start = end;
-        model_step(probe->model, probe->arena, &batch, &result);
-        end = time_now_ns();
-        if (end - start < best) best = end - start;
+    double ns = time_step(probe, &batch);
+    if (shot->ns == 0 || ns < shot->ns) shot->ns = ns;
+}
+
+/* The first round: points at twice the rows each, while they are quick. Returns how many. */
+static size_t take_points(struct probe *probe, struct shot *shots) {
+    size_t count = 0;
+    for (size_t rows = 1; rows <= probe->max_rows && count < COST_POINTS_MAX; rows *= 2) {
+        uint64_t start = time_now_ns();
+        struct shot *point = shots + POINT_SHOTS * count++;
+        point[SHOT_STEP] = (struct shot){.rows = rows, .stride = 1};
+        point[SHOT_HEAD] = (struct shot){.rows = rows, .stride = 1, .logits = rows};
+        point[SHOT_ATTN] = (struct shot){.rows = rows, .stride = 1, .attn = true};
+        point[SHOT_MLP] = (struct shot){.rows = rows, .stride = 1, .mlp = true};
+        for (size_t i = 0; i < POINT_SHOTS; i++) take_shot(probe, &point[i]);
+        uint64_t taken = time_now_ns() - start;
+        if (count >= POINTS_MIN && taken > (count < POINTS_WANT ? POINT_NS : POINT_MAX_NS)) break;
     }
-    return (double)best;
+    return count;
 }
 
 /* What each part adds; noise must not make a part of more rows cheaper. */
-static void measure_point(struct probe *probe, size_t rows) {
-    struct cost_model *cost = &probe->model->cost;
+static void fit_point(struct cost_model *cost, const struct shot *shots) {
     struct cost_point *point = &cost->points[cost->count], before = {0};
-    double blocks = (double)cost->blocks;
+    double blocks = (double)cost->blocks, step = shots[SHOT_STEP].ns;
     if (cost->count > 0) before = point[-1];
-    choose_sublayers(probe, TIER_CHOSEN, false, false);
-    double step = time_step(probe, rows, 0, 0, 1);
-    double head = time_step(probe, rows, 0, rows, 1);
-    choose_sublayers(probe, TIER_CHOSEN, true, false);
-    double attn = time_step(probe, rows, 0, 0, 1);
-    choose_sublayers(probe, TIER_CHOSEN, false, true);
-    double mlp = time_step(probe, rows, 0, 0, 1);
     *point = (struct cost_point){
-        .rows = rows,
+        .rows = shots->rows,
         .step_ns = fmax(step, before.step_ns),
-        .attn_ns = fmax((attn - step) / blocks, fmax(before.attn_ns, 1)),
-        .mlp_ns = fmax((mlp - step) / blocks, fmax(before.mlp_ns, 1)),
-        .head_ns = fmax(head - step, before.head_ns),
+        .attn_ns = fmax((shots[SHOT_ATTN].ns - step) / blocks, fmax(before.attn_ns, 1)),
+        .mlp_ns = fmax((shots[SHOT_MLP].ns - step) / blocks, fmax(before.mlp_ns, 1)),
+        .head_ns = fmax(shots[SHOT_HEAD].ns - step, before.head_ns),
     };
     cost->count++;
 }
 
 /* Attention of the same rows with many positions before them, to few. */
-static double measure_attended(struct probe *probe) {
-    size_t rows = ATTENDED_ROWS < probe->max_rows ? ATTENDED_ROWS : probe->max_rows;
-    size_t room = probe->model->info.context - rows;
-    size_t first = (room < ATTENDED_MAX ? room : ATTENDED_MAX) / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
-    if (first == 0) return 0;
-    choose_sublayers(probe, TIER_CHOSEN, true, false);
-    double near = INFINITY, far = INFINITY;
-    for (size_t i = 0; i < 3; i++) { /* long steps, timed once each: noise would tell */
-        near = fmin(near, time_step(probe, rows, 0, 0, 1));
-        far = fmin(far, time_step(probe, rows, first, 0, 1));
-    }
-    double attended = (double)(rows * first * probe->model->cost.blocks);
-    return fmax(far - near, 0) / attended;
+static double fit_attended(const struct cost_model *cost, const struct shot *far,
+                           const struct shot *near) {
+    double attended = (double)(far->rows * far->first * cost->blocks);
+    return attended > 0 ? fmax(far->ns - near->ns, 0) / attended : 0;
 }
 
-/* MLP of half the rows, packed, to the same number of rows without packing. */
-static double measure_gather(struct probe *probe) {
-    size_t half = probe->max_rows / 2 < ATTENDED_ROWS ? probe->max_rows / 2 : ATTENDED_ROWS;
-    if (half == 0) return 1;
-    choose_sublayers(probe, TIER_CHOSEN, false, false);
-    double base_half = time_step(probe, half, 0, 0, 1), base = time_step(probe, 2 * half, 0, 0, 1);
-    choose_sublayers(probe, TIER_CHOSEN, false, true);
-    double dense = time_step(probe, half, 0, 0, 1) - base_half;
-    double packed = time_step(probe, 2 * half, 0, 0, 2) - base;
-    /* Noise apart it is between free and twice the work, which would be running all rows. */
-    return dense > 0 ? fmin(fmax(packed / dense, 1), 2) : 1;
+/* MLP of every other row, packed, to the same number of rows without packing. Noise apart it is
+ * between free and twice the work, which would be running all rows. */
+static double fit_gather(const struct shot *packed, const struct shot *all,
+                         const struct shot *half) {
+    double dense = half[SHOT_MLP].ns - half[SHOT_STEP].ns;
+    return dense > 0 ? fmin(fmax((packed->ns - all[SHOT_STEP].ns) / dense, 1), 2) : 1;
+}
+
+static void measure(struct probe *probe) {
+    struct cost_model *cost = &probe->model->cost;
+    struct shot shots[SHOTS_MAX];
+    uint64_t start = time_now_ns();
+    choose_sublayers(probe, TIER_NOTHING, false, false);
+    take_shot(probe, &(struct shot){.rows = 1, .stride = 1, .logits = 1, .attn = 1, .mlp = 1});
+    size_t points = take_points(probe, shots), count = POINT_SHOTS * points;
+
+    /* 32 rows of which half run, and 16 rows far into a context: or as many as were timed. */
+    size_t whole = points > 6 ? 5 : points - 1, half = whole > 0 ? whole - 1 : 0;
+    const struct shot *all_rows = shots + POINT_SHOTS * whole;
+    const struct shot *half_rows = shots + POINT_SHOTS * half;
+    struct shot *packed = &shots[count++], *far = &shots[count++];
+    size_t room = (probe->model->info.context - half_rows->rows) / KV_BLOCK_TOKENS;
+    *packed = (struct shot){.rows = all_rows->rows, .stride = 2, .mlp = true};
+    *far = (struct shot){.rows = half_rows->rows, .stride = 1, .attn = true};
+    far->first = KV_BLOCK_TOKENS * (room < ATTENDED_BLOCKS ? room : ATTENDED_BLOCKS);
+
+    for (size_t round = 1; round < ROUNDS_MAX; round++) {
+        if (round >= ROUNDS_MIN && time_now_ns() - start > ROUNDS_NS) break;
+        for (size_t i = 0; i < count; i++) take_shot(probe, &shots[i]);
+    }
+    for (size_t i = 0; i < points; i++) fit_point(cost, shots + POINT_SHOTS * i);
+    cost->attended_ns = fit_attended(cost, far, &half_rows[SHOT_ATTN]);
+    cost->gather_factor = fit_gather(packed, all_rows, half_rows);
+    cost->ridge = cost_find_ridge(cost);
+}
+
+static int measure_anew(struct model *model, struct error *error) {
+    struct probe probe;
+    int result = probe_open(&probe, model, error);
+    if (result != 0) return result;
+    model->cost = (struct cost_model){.blocks = model->info.blocks};
+    measure(&probe);
+    probe_close(&probe);
+    return 0;
 }
 
 int model_measure_cost(struct model *model, struct error *error) {
-    struct probe probe;
+    char *note = model->cost_note;
+    struct error cache = {0};
     if (model->cost.count > 0) return 0;
-    int result = probe_open(&probe, model, error);
-    if (result != 0) return result;
-    uint64_t start = time_now_ns();
-    model->cost.blocks = model->info.blocks;
-    choose_sublayers(&probe, TIER_NOTHING, false, false);
-    choose_sublayers(&probe, TIER_CHOSEN, true, true);
-    time_step(&probe, 1, 0, 1, 1); /* pages and caches are touched */
-    for (size_t rows = 1; rows <= probe.max_rows; rows *= ROWS_FACTOR) {
-        measure_point(&probe, rows);
-        uint64_t taken = time_now_ns() - start;
-        bool is_over = taken > BUDGET_NS / ROWS_FACTOR && model->cost.count >= POINTS_MIN;
-        if (is_over || model->cost.count == COST_POINTS_MAX) break;
+    int found = cost_cache_read(model, &model->cost, &cache);
+    if (found == 0) {
+        snprintf(note, sizeof model->cost_note, "read from the cache in %s", model->cost_cache);
+        return 0;
     }
-    model->cost.attended_ns = measure_attended(&probe);
-    model->cost.gather_factor = measure_gather(&probe);
-    model->cost.ridge = cost_find_ridge(&model->cost);
-    probe_close(&probe);
+    uint64_t start = time_now_ns();
+    int result = measure_anew(model, error);
+    if (result != 0) return result;
+    double ms = (double)(time_now_ns() - start) / 1e6;
+    snprintf(note, sizeof model->cost_note, "measured in %.0f ms", ms);
+    if (found != FATHOM_NOT_FOUND) { /* a file that cannot be used is worth a word */
+        snprintf(note, sizeof model->cost_note, "measured in %.0f ms: %s", ms, cache.message);
+    }
+    if (cost_cache_write(model, &model->cost, &cache) != 0) {
+        size_t used = strlen(note);
+        snprintf(note + used, sizeof model->cost_note - used, "; not kept: %s", cache.message);
+    }
     return 0;
 }
 
 const struct cost_model *model_get_cost(const struct model *model) {
     return &model->cost;
+}
+
+const char *model_get_cost_note(const struct model *model) {
+    return model->cost_note;
 }

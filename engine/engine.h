@@ -28,6 +28,8 @@ struct model_options {
     size_t threads;           /* 0: one per processor */
     size_t max_context;       /* 0: the checkpoint's max_position_embeddings; more is refused */
     size_t max_step_rows;     /* rows of one step, decode and prefill together; 0: 256 */
+    /* Folder in which the times of model_measure_cost are kept for the next start; NULL: none. */
+    const char *cost_cache;
     /* Called from the loading thread with 0..1 and the phase's name ("mapping", "packing weights").
      */
     void (*progress)(void *context, double fraction, const char *phase);
@@ -70,7 +72,7 @@ struct model_info {
 /* What steps take, in nanoseconds, measured on the device. A step of some rows in which every
  * sub-layer is skipped; what one attention and one MLP add when so many rows run it; what the head
  * adds for so many rows. */
-#define COST_POINTS_MAX 8
+#define COST_POINTS_MAX 9
 struct cost_point {
     size_t rows; /* ascending */
     double step_ns, attn_ns, mlp_ns, head_ns;
@@ -98,10 +100,14 @@ void model_destroy(struct model *model); /* NULL is allowed */
 const struct model_info *model_get_info(const struct model *model);
 const struct tokenizer *model_get_tokenizer(const struct model *model);
 
-/* Measures on the first call, for about a tenth of a second; engine_create does so too. No engine
- * may be running on the model then. */
+/* On the first call, which engine_create makes too, reads the times from the cache or measures them,
+ * in a few tenths of a second; a large model takes seconds. No engine may be running on the model
+ * then. */
 int model_measure_cost(struct model *model, struct error *error);
 const struct cost_model *model_get_cost(const struct model *model);
+/* One line: from which file they were read or how long it took to measure them, and what was wrong
+ * with the cache. Empty before. */
+const char *model_get_cost_note(const struct model *model);
 
 /* Index of a tier by name, or FATHOM_NOT_FOUND. */
 int model_find_tier(const struct model *model, const char *name);

@@ -312,6 +312,12 @@ int model_load(const char *path, const struct model_options *options, struct mod
         return error_set(error, FATHOM_INVALID, "the path of the model is longer than %zu bytes",
                          sizeof((struct model_info *)0)->path - 1);
     }
+    if (options->cost_cache &&
+        strlen(options->cost_cache) >= sizeof((struct model *)0)->cost_cache) {
+        return error_set(error, FATHOM_INVALID,
+                         "the path of the cost cache is longer than %zu bytes",
+                         sizeof((struct model *)0)->cost_cache - 1);
+    }
     if (options->max_step_rows > STEP_ROWS_MAX) {
         return error_set(error, FATHOM_INVALID, "max_step_rows %zu is over the limit of %d",
                          options->max_step_rows, STEP_ROWS_MAX);
@@ -344,6 +350,9 @@ int model_load(const char *path, const struct model_options *options, struct mod
     model->info.scratch_bytes += model->residual->kind->scratch_bytes(model->residual);
     model->info.kv_block_tokens = KV_BLOCK_TOKENS;
     model->info.kv_block_bytes = model_kv_block_bytes(model);
+    if (options->cost_cache) {
+        snprintf(model->cost_cache, sizeof model->cost_cache, "%s", options->cost_cache);
+    }
     report(options, 1, "packing weights");
     *out = model;
     return 0;

@@ -41,7 +41,9 @@ struct model {
     struct buffer *rope;  /* f32 [context, D] */
     struct scratch scratch;
     struct host_results host;
-    struct cost_model cost; /* once measured */
+    struct cost_model cost; /* once measured or read */
+    char cost_note[1280];   /* where it comes from */
+    char cost_cache[512];   /* folder; empty: none */
 };
 
 /* Bytes of one KV block, 16 tokens of all layers. */

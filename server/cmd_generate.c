@@ -136,6 +136,7 @@ int cmd_generate(int argc, char **argv) {
         {"show-depth", 0, FLAG_SWITCH, NULL, "print the sub-layers run before each token",
          &options.show_depth, 0, 0},
         MODEL_FLAGS(options.model),
+        COST_CACHE_FLAG(options.model),
     };
     const struct command command = {
         .name = "generate",

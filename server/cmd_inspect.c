@@ -46,7 +46,9 @@ static void print_text(const struct model_info *info) {
     print_tiers(info);
 }
 
-static void print_cost(const struct model_info *info, const struct cost_model *cost) {
+static void print_cost(const struct model *model) {
+    const struct model_info *info = model_get_info(model);
+    const struct cost_model *cost = model_get_cost(model);
     printf("\n  time, us: a step with all skipped, and what is added by running rows\n");
     printf("  %6s %10s %12s %10s %10s\n", "rows", "step", "attention", "MLP", "head");
     for (size_t i = 0; i < cost->count; i++) {
@@ -62,6 +64,7 @@ static void print_cost(const struct model_info *info, const struct cost_model *c
     } else {
         printf("ridge beyond the rows of a step: a skip pays when no row runs\n");
     }
+    printf("  %s\n", model_get_cost_note(model));
 }
 
 static int print_json(const struct model_info *info) {
@@ -106,6 +109,7 @@ int cmd_inspect(int argc, char **argv) {
         {"json", 0, FLAG_SWITCH, NULL, "print one JSON object", &json, 0, 0},
         {"cost", 0, FLAG_SWITCH, NULL, "measure what steps take here and print it", &cost, 0, 0},
         MODEL_FLAGS(model_flags),
+        COST_CACHE_FLAG(model_flags),
     };
     const struct command command = {
         .name = "inspect",
@@ -133,7 +137,7 @@ int cmd_inspect(int argc, char **argv) {
         print_text(model_get_info(model));
     if (cost && !json) {
         result = model_measure_cost(model, &error);
-        if (result == 0) print_cost(model_get_info(model), model_get_cost(model));
+        if (result == 0) print_cost(model);
         if (result != 0) command_fail("inspect", &error, EXIT_FAILED);
     }
     model_destroy(model);

@@ -108,6 +108,7 @@ int cmd_serve(int argc, char **argv) {
         {"max-step-rows", 0, FLAG_COUNT, "N", "rows of one step, 0 for 256 (0)",
          &s->model.max_step_rows, 0, STEP_ROWS_MAX},
         MODEL_FLAGS(values.model),
+        COST_CACHE_FLAG(values.model),
         {"api-key-file", 0, FLAG_TEXT, "FILE",
          "keys, one a line; FATHOM_API_KEY may hold one (none)", &s->api_key_file, 0, 0},
         {"cors-origin", 0, FLAG_TEXT, "O", "origin whose pages may call, or * (none)",

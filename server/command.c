@@ -30,6 +30,20 @@ static void show_loading(void *context, double fraction, const char *phase) {
     command_bar("loading", fraction, phase);
 }
 
+/* Of the XDG base directories; NULL when neither it nor a home is known. */
+static const char *find_cost_cache(const char *flag) {
+    static char folder[512];
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    int length = -1;
+    if (flag) return strcmp(flag, "off") == 0 ? NULL : flag;
+    if (cache && cache[0] == '/') {
+        length = snprintf(folder, sizeof folder, "%s/fathom", cache);
+    } else if (home && home[0] == '/') {
+        length = snprintf(folder, sizeof folder, "%s/.cache/fathom", home);
+    }
+    return length > 0 && (size_t)length < sizeof folder ? folder : NULL;
+}
+
 int model_flags_options(const struct model_flags *flags, struct model_options *options,
                         struct error *error) {
     static const char *const names[] = {
@@ -39,6 +53,7 @@ int model_flags_options(const struct model_flags *flags, struct model_options *o
         .isa = flags->isa,
         .threads = flags->threads,
         .max_context = flags->max_context,
+        .cost_cache = find_cost_cache(flags->cost_cache),
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         if (strcmp(flags->weights, names[i]) != 0) continue;

@@ -19,10 +19,12 @@ int cmd_bench(int argc, char **argv);
 /* How a model is loaded. Put MODEL_FLAGS(variable) into the command's table of flags. */
 struct model_flags {
     const char *device, *weights, *isa;
+    const char *cost_cache; /* folder; NULL: the default one; "off" */
     size_t threads, max_context;
 };
 
-#define MODEL_FLAGS_DEFAULT {.device = "auto", .weights = "auto"}
+#define MODEL_FLAGS_DEFAULT                                                                        \
+    { .device = "auto", .weights = "auto" }
 
 /* clang-format off */
 #define MODEL_FLAGS(m)                                                                             \
@@ -34,6 +36,11 @@ struct model_flags {
      &(m).max_context, 0, 16777216},                                                               \
     {"isa", 0, FLAG_TEXT, "I", "avx512bf16, avx512, avx2 or portable (best there is)",             \
      &(m).isa, 0, 0}
+
+/* For commands that predict times. */
+#define COST_CACHE_FLAG(m)                                                                         \
+    {"cost-cache", 0, FLAG_TEXT, "DIR", "where measured times are kept, or off (~/.cache/fathom)", \
+     &(m).cost_cache, 0, 0}
 /* clang-format on */
 
 /* Turns flags into options; an unknown weight type is FATHOM_INVALID. */

@@ -44,6 +44,7 @@ class Server:
             if value is not True:
                 command.append(str(value))
         clean = {k: v for k, v in os.environ.items() if not k.startswith("FATHOM_")}
+        clean["FATHOM_COST_CACHE"] = "off"  # nothing is left in a home
         self.process = subprocess.Popen(
             command, stderr=subprocess.PIPE, text=True, env={**clean, **(environment or {})}
         )

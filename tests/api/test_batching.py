@@ -71,3 +71,14 @@ def test_a_conversation_is_found_again(server):
     messages += [first["choices"][0]["message"], {"role": "user", "content": "And now?"}]
     second = server.post("/v1/chat/completions", json={**fields, "messages": messages}).json()
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= 16
+
+
+def test_measured_times_are_kept_for_the_next_start(start_server, tmp_path):
+    for expected in ("measured in [0-9]+ ms$", "read from the cache in "):
+        server = start_server(cost_cache=str(tmp_path / "cache"))
+        assert server.wait_for("ridge at [0-9]+ rows; " + expected)
+    (kept,) = (tmp_path / "cache").iterdir()
+    kept.write_text("{}")
+    server = start_server(cost_cache=str(tmp_path / "cache"))
+    server.wait_for("measured in [0-9]+ ms: .*format is missing")
+    assert server.complete(max_tokens=2).status_code == 200
