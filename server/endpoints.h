@@ -22,4 +22,6 @@ void version_handle(struct exchange *exchange);
 
 void openapi_handle(struct exchange *exchange); /* openapi.c */
 
+void page_handle(struct exchange *exchange); /* page.c */
+
 #endif

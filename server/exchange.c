@@ -47,6 +47,7 @@ static struct http_response exchange_response(const struct exchange *exchange) {
         .request_id = exchange->request_id,
         .cors_origin = exchange->cors_origin,
         .is_preflight = exchange->is_preflight,
+        .more_fields = exchange->more_fields,
     };
 }
 

@@ -39,6 +39,8 @@ struct exchange {
     void *job;
     void (*abandon)(void *job);
 
+    const char *more_fields; /* of the answer's head: complete lines, needed until it is given */
+
     int status;          /* of the answer, once it has begun */
     bool streams;        /* the answer is under way */
     uint64_t sent_at_ms; /* of the last piece of a stream; uv_now */

@@ -91,5 +91,6 @@ void http_response_write_head(const struct http_response *response, struct text_
     }
     if (response->never_retry) text_append_string(out, "x-should-retry: false\r\n");
     if (response->cors_origin) append_cors_fields(response, out);
+    if (response->more_fields) text_append_string(out, response->more_fields);
     text_append_string(out, "\r\n");
 }

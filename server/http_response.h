@@ -17,6 +17,7 @@ struct http_response {
     bool never_retry;        /* x-should-retry: false */
     const char *cors_origin; /* NULL: none; "*" or the origin that may read the answer */
     bool is_preflight;       /* also say what a browser may send */
+    const char *more_fields; /* NULL, or complete lines */
 };
 
 void http_response_write_head(const struct http_response *response, struct text_buffer *out);

@@ -12,12 +12,13 @@ struct route {
     const char *path;
     bool takes_rest; /* "/v1/models/" and anything after it */
     bool is_post;    /* else GET, and HEAD with it */
-    bool is_open;    /* without an API key: what a supervisor asks */
+    bool is_open; /* without an API key: what a supervisor asks, and the page, which asks for one */
     enum route_needs needs;
     exchange_handler handler;
 };
 
 static const struct route routes[] = {
+    {"/", false, false, true, NEEDS_NOTHING, page_handle},
     {"/v1/completions", false, true, false, NEEDS_READY, completions_handle},
     {"/v1/chat/completions", false, true, false, NEEDS_READY, chat_completions_handle},
     {"/v1/models", false, false, false, NEEDS_MODEL, models_handle},
