@@ -18,13 +18,13 @@
 
 #define STEP_ROWS_MAX 8192 /* model_options.max_step_rows is at most that */
 
-enum weight_type { WEIGHTS_AUTO, WEIGHTS_F32, WEIGHTS_BF16 };
+enum weight_type { WEIGHTS_AUTO, WEIGHTS_F32, WEIGHTS_BF16, WEIGHTS_F16, WEIGHTS_INT8 };
 enum kv_policy { KV_COMPUTE, KV_OMIT };
 
 struct model_options {
     const char *device;       /* "auto", "cpu", "cuda:N"; NULL is auto */
     const char *isa;          /* NULL: the best instruction set that the processor has */
-    enum weight_type weights; /* auto: what the device prefers */
+    enum weight_type weights; /* auto: the file's where the device multiplies by it fast, else f32 */
     size_t threads;           /* 0: one per processor */
     size_t max_context;       /* 0: the checkpoint's max_position_embeddings; more is refused */
     size_t max_step_rows;     /* rows of one step, decode and prefill together; 0: 256 */
@@ -49,7 +49,7 @@ struct model_info {
     char residual[16]; /* "nag" */
     char device[96];   /* as struct device's description */
     char backend[16], isa[16]; /* "cpu", "avx512bf16" */
-    char weights[8];   /* "f32", "bf16" */
+    char weights[8];   /* "f32", "bf16", "f16", "int8" */
     size_t parameters, vocab, hidden, blocks, sublayers, heads, kv_heads, head_size, inner,
         directions;
     size_t context; /* longest prompt + completion, tokens */

@@ -23,7 +23,7 @@ static struct kv_layer kv_layer_of(const struct model *model, struct kv_arena *a
         .layers = model->config.blocks,
         .kv_heads = model->config.kv_heads,
         .head_size = model->config.head_size,
-        .type = model->weights,
+        .type = model->weights == DTYPE_F32 ? DTYPE_F32 : DTYPE_BF16,
         .omit = model->info.kv_policy == KV_OMIT,
     };
 }

@@ -227,18 +227,21 @@ static void describe_shape(struct model *model, const struct model_options *opti
 /* ---- Public
  * ---------------------------------------------------------------------------------------- */
 
-/* bf16 weights lose nothing when the file is bf16; a wider file keeps its precision unless asked.
+/* 16-bit weights lose nothing when the file has the same; a file keeps its precision unless asked.
  */
 static enum dtype choose_weights(struct model *model, enum weight_type asked) {
-    if (asked == WEIGHTS_F32) return DTYPE_F32;
-    if (asked == WEIGHTS_BF16) return DTYPE_BF16;
+    static const enum dtype types[] = {[WEIGHTS_F32] = DTYPE_F32,
+                                       [WEIGHTS_BF16] = DTYPE_BF16,
+                                       [WEIGHTS_F16] = DTYPE_F16,
+                                       [WEIGHTS_INT8] = DTYPE_INT8};
+    if (asked != WEIGHTS_AUTO) return types[asked];
     struct tensor tensor;
     const struct config *config = &model->config;
     size_t q = config->heads * config->head_size;
     const char *sample = "model.layers.0.self_attn.q_proj.weight";
     if (checkpoint_tensor(model->checkpoint, sample, q, config->hidden, &tensor, NULL) != 0)
         return DTYPE_F32;
-    return tensor.type == DTYPE_BF16 ? device_preferred_weights(model->device) : DTYPE_F32;
+    return device_preferred_weights(model->device, tensor.type);
 }
 
 static int open_device(struct model *model, const struct model_options *options,
@@ -285,8 +288,7 @@ static int load_weights(struct model *model, const struct model_options *options
                         struct error *error) {
     struct loader loader = {model, options, choose_weights(model, options->weights), 0};
     model->weights = loader.weights;
-    snprintf(model->info.weights, sizeof model->info.weights, "%s",
-             loader.weights == DTYPE_F32 ? "f32" : "bf16");
+    snprintf(model->info.weights, sizeof model->info.weights, "%s", dtype_name(loader.weights));
     const struct residual_kind *kind = &residual_nag;
     int result = kind->create(model->device, model->checkpoint, model->info.max_step_rows,
                               loader.weights, &model->residual, error);

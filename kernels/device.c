@@ -17,6 +17,11 @@ int device_open(const struct device_options *options, struct device **device, st
                      name);
 }
 
-enum dtype device_preferred_weights(const struct device *device) {
-    return cpu_preferred_weights(device);
+enum dtype device_preferred_weights(const struct device *device, enum dtype type) {
+    return cpu_preferred_weights(device, type);
+}
+
+const char *dtype_name(enum dtype type) {
+    static const char *const names[DTYPE_COUNT] = {"f32", "bf16", "f16", "int8"};
+    return names[type];
 }

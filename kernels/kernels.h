@@ -24,12 +24,19 @@
 
 #define KV_BLOCK_TOKENS 16 /* positions in one block of the KV cache */
 
-enum dtype { DTYPE_F32, DTYPE_BF16, DTYPE_F16 };
+/* INT8 is a type of packed weights only: codes -127..127 in groups of INT8_GROUP inputs of one
+ * output, each with a scale. */
+enum dtype { DTYPE_F32, DTYPE_BF16, DTYPE_F16, DTYPE_INT8 };
+#define DTYPE_COUNT 4
+#define INT8_GROUP  64
 
 /* Bytes of one element. */
 static inline size_t dtype_size(enum dtype type) {
-    return type == DTYPE_F32 ? 4 : 2;
+    return type == DTYPE_F32 ? 4 : type == DTYPE_INT8 ? 1 : 2;
 }
+
+/* "f32", "bf16", "f16", "int8" */
+const char *dtype_name(enum dtype type);
 
 struct buffer; /* memory of a device; zero-filled when created, large ones touched from the front */
 struct matrix; /* a weight [out, in], packed for the device's matrix product */
@@ -203,9 +210,11 @@ struct kernels {
     void (*read_activation)(struct device *, const struct buffer *, size_t first, size_t count,
                             float *out);
 
-    /* Packs a row-major [out, in] weight of `type` for matmul, as `weights` (F32 or BF16). With
-     * BF16 the other factor is rounded to bf16 too (nearest even) and sums are fp32. `data` may be
-     * freed after. */
+    /* Packs a row-major [out, in] weight of `type` (not INT8) for matmul, as `weights`. Sums are
+     * fp32. With BF16 the other factor is rounded to bf16 too (nearest even); with F16 it is not,
+     * and a weight beyond 65504 is refused. With INT8 both factors become codes times a scale per
+     * group, sums within a group are exact integers, and groups are added in ascending order: the
+     * same bits on every instruction set. `data` may be freed after. */
     struct matrix *(*matrix_create)(struct device *, const void *data, enum dtype type, size_t out,
                                     size_t in, enum dtype weights, struct error *);
     void (*matrix_destroy)(struct device *, struct matrix *); /* NULL is allowed */
@@ -239,8 +248,8 @@ struct device {
 struct device_options {
     const char *name; /* "auto", "cpu" or "cuda:N"; NULL means auto */
     size_t threads;   /* CPU: 1..64; 0 means one per processor that this process may use */
-    const char
-        *isa; /* CPU: "avx512bf16", "avx512", "avx2", "portable"; NULL means the best there is */
+    const char *isa;  /* CPU: "avx512bf16", "avx512vnni", "avx512", "avx2", "portable"; NULL means
+                         the best there is */
     size_t max_rows;  /* rows of the largest step; scratch is made for it */
     size_t max_width; /* widest input of a matrix product, in elements */
 };
@@ -248,8 +257,8 @@ struct device_options {
 /* Opens a device; close it with device->kernels->close. */
 int device_open(const struct device_options *options, struct device **device, struct error *error);
 
-/* The best weight type that the device computes in at full speed: BF16 if it has the instructions
- * or the halved memory traffic pays, else F32. */
-enum dtype device_preferred_weights(const struct device *device);
+/* The type in which the device multiplies fastest by weights that a file has as `type`, without
+ * losing any of their bits: `type` itself where the halved memory traffic pays, else F32. */
+enum dtype device_preferred_weights(const struct device *device, enum dtype type);
 
 #endif

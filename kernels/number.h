@@ -41,6 +41,39 @@ static inline float number_from_f16(uint16_t value) {
     return number_from_bits(sign | exponent << 23 | fraction << 13);
 }
 
+/* Nearest, ties to even. Infinite above 65504, like the conversion instruction. */
+static inline uint16_t number_to_f16(float value) {
+    uint32_t bits = number_bits(value), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
+    if (size > 0x7f800000) return (uint16_t)(sign | 0x7e00);
+    if (size < 0x38800000) { /* below 2^-14: a multiple of 2^-24, rounded by adding 2^-24 * 2^23 */
+        return (uint16_t)(sign | (number_bits(number_from_bits(size) + 0.5f) - number_bits(0.5f)));
+    }
+    uint32_t rounded = size + 0xfff + (size >> 13 & 1);
+    return (uint16_t)(sign | (rounded >= 0x47800000 ? 0x7c00 : (rounded - 0x38000000) >> 13));
+}
+
+/* Codes -127..127 of a group of numbers, and the scale that they are to be multiplied by: a bf16
+ * number, the least with which the largest of x has a code. Below 2^-100 all is zero. A group with
+ * a number that is not finite has the scale NaN: a broken model must not look like a good one.
+ * Loops of constant length over bits, so that every instruction set finds the same in vectors. */
+static inline float number_quantise(const float *x, int16_t *codes) {
+    const float shift = 0x1.8p23f; /* adding it rounds to an integer, in the low bits */
+    uint32_t top = 0;
+    for (size_t i = 0; i < INT8_GROUP; i++) {
+        uint32_t size = number_bits(x[i]) & 0x7fffffff;
+        top = size > top ? size : top;
+    }
+    bool finite = top < 0x7f800000;
+    float largest = finite && top >= number_bits(0x1p-100f) ? number_from_bits(top) : 0;
+    float scale = number_from_bits((number_bits(largest / 127) + 0xffff) & 0xffff0000);
+    float inverse = largest == 0 ? 0 : 1 / scale;
+    for (size_t i = 0; i < INT8_GROUP; i++) {
+        float value = finite ? x[i] * inverse : 0;
+        codes[i] = (int16_t)(number_bits(value + shift) - number_bits(shift));
+    }
+    return finite ? scale : number_from_bits(0x7fc00000);
+}
+
 /* Element i of an array of `type`, which need not be aligned: checkpoints are mapped files. */
 static inline float number_load(const void *data, enum dtype type, size_t i) {
     const unsigned char *at = (const unsigned char *)data + i * dtype_size(type);

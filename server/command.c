@@ -47,7 +47,9 @@ static const char *find_cost_cache(const char *flag) {
 int model_flags_options(const struct model_flags *flags, struct model_options *options,
                         struct error *error) {
     static const char *const names[] = {
-        [WEIGHTS_AUTO] = "auto", [WEIGHTS_F32] = "f32", [WEIGHTS_BF16] = "bf16"};
+        [WEIGHTS_AUTO] = "auto", [WEIGHTS_F32] = "f32",   [WEIGHTS_BF16] = "bf16",
+        [WEIGHTS_F16] = "f16",   [WEIGHTS_INT8] = "int8",
+    };
     *options = (struct model_options){
         .device = flags->device,
         .isa = flags->isa,
@@ -60,8 +62,8 @@ int model_flags_options(const struct model_flags *flags, struct model_options *o
         options->weights = (enum weight_type)i;
         return 0;
     }
-    return error_set(error, FATHOM_INVALID, "--weights must be auto, f32 or bf16; got '%s'",
-                     flags->weights);
+    return error_set(error, FATHOM_INVALID,
+                     "--weights must be auto, f32, bf16, f16 or int8; got '%s'", flags->weights);
 }
 
 int command_load_model(const char *path, const struct model_flags *flags, struct model **model,

@@ -31,10 +31,11 @@ struct model_flags {
     {"device", 0, FLAG_TEXT, "D", "auto, cpu or cuda:N (auto)", &(m).device, 0, 0},                \
     {"threads", 0, FLAG_COUNT, "N", "compute threads, 0 for one per processor (0)",                \
      &(m).threads, 0, 64},                                                                         \
-    {"weights", 0, FLAG_TEXT, "T", "auto, f32 or bf16 (auto)", &(m).weights, 0, 0},                \
+    {"weights", 0, FLAG_TEXT, "T", "auto (as the file), f32, bf16, f16 or int8 (auto)",            \
+     &(m).weights, 0, 0},                                                                          \
     {"max-context", 0, FLAG_COUNT, "N", "longest prompt + completion, tokens (the model's)",       \
      &(m).max_context, 0, 16777216},                                                               \
-    {"isa", 0, FLAG_TEXT, "I", "avx512bf16, avx512, avx2 or portable (best there is)",             \
+    {"isa", 0, FLAG_TEXT, "I", "avx512bf16, avx512vnni, avx512, avx2 or portable (best there is)", \
      &(m).isa, 0, 0}
 
 /* For commands that predict times. */

@@ -86,6 +86,7 @@ static const struct kernels cpu_kernels = {
 static const struct primitives *const instruction_sets[] = {
 #if defined(__x86_64__)
     &primitives_avx512bf16,
+    &primitives_avx512vnni,
     &primitives_avx512,
     &primitives_avx2,
 #endif
@@ -101,7 +102,9 @@ static bool processor_has(const struct primitives *set) {
                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     if (set == &primitives_avx2) return avx2;
     if (set == &primitives_avx512) return avx512;
-    if (set == &primitives_avx512bf16) return avx512 && __builtin_cpu_supports("avx512bf16");
+    bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+    if (set == &primitives_avx512vnni) return vnni;
+    if (set == &primitives_avx512bf16) return vnni && __builtin_cpu_supports("avx512bf16");
 #endif
     return set == &primitives_portable;
 }
@@ -115,8 +118,8 @@ static int isa_unavailable(const char *isa, struct error *error) {
                  instruction_sets[i]->name);
     }
     return error_set(error, FATHOM_UNSUPPORTED,
-                     "instruction set \"%.32s\" cannot be used; choices are avx512bf16, avx512, "
-                     "avx2 and portable, and this machine has %s",
+                     "instruction set \"%.32s\" cannot be used; choices are avx512bf16, avx512vnni, "
+                     "avx512, avx2 and portable, and this machine has %s",
                      isa, here);
 }
 
@@ -154,12 +157,13 @@ static size_t processors_available(void) {
     return count > POOL_THREADS_MAX ? POOL_THREADS_MAX : (size_t)count;
 }
 
-/* A row of x takes at most one float per input, and one more to make an odd number even. */
+/* A row of x takes at most one float per input, when inputs are filled up to a group of int8. */
 static int scratch_create(struct cpu_device *cpu, struct error *error) {
     size_t width;
-    if (!size_add(cpu->max_width, 1, &width)) {
+    if (!size_add(cpu->max_width, INT8_GROUP - 1, &width)) {
         return error_set(error, FATHOM_INVALID, "max_width %zu is too large", cpu->max_width);
     }
+    width = width / INT8_GROUP * INT8_GROUP;
     cpu->packed = cpu_activation_create(&cpu->base, cpu->max_rows, width, error);
     return cpu->packed ? FATHOM_OK : FATHOM_NO_MEMORY;
 }
@@ -192,6 +196,6 @@ int cpu_open(const struct device_options *options, struct device **device, struc
     return FATHOM_OK;
 }
 
-enum dtype cpu_preferred_weights(const struct device *device) {
-    return ((const struct cpu_device *)device)->primitives->preferred_weights;
+enum dtype cpu_preferred_weights(const struct device *device, enum dtype type) {
+    return ((const struct cpu_device *)device)->primitives->halves_pay ? type : DTYPE_F32;
 }

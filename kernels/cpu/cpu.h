@@ -16,8 +16,9 @@ struct buffer {
 /* Panels of 16 outputs; the last one is filled up with zeros. Layout: struct gemm. */
 struct matrix {
     struct buffer *panels;
-    size_t out, in, panel_count;
-    enum dtype type; /* F32 or BF16 */
+    uint16_t *scales; /* of int8, in the same buffer */
+    size_t out, in, panel_count, steps;
+    enum dtype type;
 };
 
 struct cpu_device {
@@ -29,7 +30,7 @@ struct cpu_device {
 };
 
 int cpu_open(const struct device_options *options, struct device **device, struct error *error);
-enum dtype cpu_preferred_weights(const struct device *device);
+enum dtype cpu_preferred_weights(const struct device *device, enum dtype type);
 
 struct buffer *cpu_buffer_create(struct device *device, size_t bytes, struct error *error);
 void cpu_buffer_destroy(struct device *device, struct buffer *buffer);

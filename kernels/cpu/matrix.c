@@ -3,6 +3,8 @@
 #include "kernels/number.h"
 
 #include <assert.h>
+#include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,80 +12,150 @@
 
 struct packing {
     const struct matrix *matrix;
+    const unsigned char *int8_order;
     const void *data;
     enum dtype type;
+    atomic_bool overflow; /* a finite weight that is infinite in the packed type */
 };
 
-static void pack_panels_f32(void *context, size_t first, size_t end) {
-    const struct packing *packing = context;
+/* Inputs first..end-1 of one output, as floats. */
+static void load_inputs(const struct packing *packing, size_t column, size_t first, size_t end,
+                        float *to) {
+    size_t at = column * packing->matrix->in;
+    for (size_t k = first; k < end; k++) {
+        to[k - first] = number_load(packing->data, packing->type, at + k);
+    }
+}
+
+static void pack_f32(struct packing *packing, size_t column, size_t first, size_t end) {
+    size_t in = packing->matrix->in;
+    float *to = buffer_f32(packing->matrix->panels) + column / PANEL * in * PANEL + column % PANEL;
+    for (size_t k = first; k < end; k++) {
+        load_inputs(packing, column, k, k + 1, to + k * PANEL);
+    }
+}
+
+static void pack_bf16(struct packing *packing, size_t column, size_t first, size_t end) {
+    size_t in = (packing->matrix->in + 1) / 2 * 2;
+    uint16_t *to = (uint16_t *)packing->matrix->panels->data + column / PANEL * in * PANEL +
+                   column % PANEL * 2;
+    float values[INT8_GROUP];
+    load_inputs(packing, column, first, end, values);
+    for (size_t k = first; k < end; k++) {
+        to[k / 2 * 2 * PANEL + k % 2] = number_to_bf16(values[k - first]);
+    }
+}
+
+static void pack_f16(struct packing *packing, size_t column, size_t first, size_t end) {
+    size_t in = packing->matrix->in;
+    uint16_t *to =
+        (uint16_t *)packing->matrix->panels->data + column / PANEL * in * PANEL + column % PANEL;
+    float values[INT8_GROUP];
+    load_inputs(packing, column, first, end, values);
+    for (size_t k = first; k < end; k++) {
+        uint16_t half = number_to_f16(values[k - first]);
+        to[k * PANEL] = half;
+        if ((half & 0x7fff) == 0x7c00 && isfinite(values[k - first])) packing->overflow = true;
+    }
+}
+
+static void pack_int8(struct packing *packing, size_t column, size_t first, size_t end) {
     const struct matrix *matrix = packing->matrix;
-    size_t in = matrix->in, last = end * PANEL < matrix->out ? end * PANEL : matrix->out;
-    for (size_t column = first * PANEL; column < last; column++) {
-        float *to = buffer_f32(matrix->panels) + column / PANEL * in * PANEL + column % PANEL;
-        for (size_t k = 0; k < in; k++) {
-            to[k * PANEL] = number_load(packing->data, packing->type, column * in + k);
+    size_t group = column / PANEL * matrix->steps + first / INT8_GROUP;
+    uint8_t *to = matrix->panels->data + group * INT8_GROUP * PANEL + column % PANEL * 4;
+    float values[INT8_GROUP] = {0};
+    int16_t codes[INT8_GROUP];
+    load_inputs(packing, column, first, end, values);
+    float scale = number_quantise(values, codes);
+    matrix->scales[group * PANEL + column % PANEL] = (uint16_t)(number_bits(scale) >> 16);
+    for (size_t i = 0; i < INT8_GROUP; i++) {
+        to[i / 4 * 4 * PANEL + i % 4] =
+            (uint8_t)(codes[i / 4 * 4 + packing->int8_order[i % 4]] + 128);
+    }
+}
+
+/* All in pieces of one length, so that the 16 outputs of a panel fill its lines while they are in
+ * the nearest cache. */
+static void pack_panels(void *context, size_t first, size_t end) {
+    static void (*const pack[DTYPE_COUNT])(struct packing *, size_t, size_t,
+                                           size_t) = {pack_f32, pack_bf16, pack_f16, pack_int8};
+    struct packing *packing = context;
+    const struct matrix *matrix = packing->matrix;
+    for (size_t panel = first; panel < end; panel++) {
+        size_t last = (panel + 1) * PANEL < matrix->out ? (panel + 1) * PANEL : matrix->out;
+        for (size_t k = 0; k < matrix->in; k += INT8_GROUP) {
+            size_t to = k + INT8_GROUP < matrix->in ? k + INT8_GROUP : matrix->in;
+            for (size_t column = panel * PANEL; column < last; column++) {
+                pack[matrix->type](packing, column, k, to);
+            }
         }
     }
 }
 
-static void pack_panels_bf16(void *context, size_t first, size_t end) {
-    const struct packing *packing = context;
-    const struct matrix *matrix = packing->matrix;
-    size_t in = matrix->in, last = end * PANEL < matrix->out ? end * PANEL : matrix->out;
-    for (size_t column = first * PANEL; column < last; column++) {
-        uint16_t *to = (uint16_t *)matrix->panels->data +
-                       column / PANEL * ((in + 1) / 2) * 2 * PANEL + column % PANEL * 2;
-        for (size_t k = 0; k < in; k++) {
-            float value = number_load(packing->data, packing->type, column * in + k);
-            to[k / 2 * 2 * PANEL + k % 2] = number_to_bf16(value);
-        }
+/* Bytes of the panels: the last panel and the last step of each are whole. Behind them, for int8,
+ * one scale of two bytes per step and output. */
+static bool panels_bytes(const struct matrix *matrix, const struct gemm_type *gemm, size_t *bytes,
+                         size_t *scales) {
+    size_t steps;
+    if (!size_multiply(matrix->steps, matrix->panel_count, &steps) ||
+        !size_multiply(steps, PANEL * gemm->step_inputs, bytes) ||
+        !size_multiply(*bytes, dtype_size(matrix->type), bytes)) {
+        return false;
     }
+    *scales = *bytes;
+    if (matrix->type != DTYPE_INT8) return true;
+    return size_multiply(steps, PANEL * sizeof(uint16_t), bytes) &&
+           size_add(*bytes, *scales, bytes);
 }
 
-/* Bytes of the panels: the last panel is whole, and an odd `in` is made even for pairs. */
-static bool panels_bytes(const struct matrix *matrix, size_t *bytes) {
-    size_t in = matrix->in, size = matrix->type == DTYPE_F32 ? sizeof(float) : sizeof(uint16_t);
-    if (matrix->type == DTYPE_BF16 && !size_add(in, in % 2, &in)) return false;
-    return size_multiply(in, matrix->panel_count, bytes) &&
-           size_multiply(*bytes, PANEL * size, bytes);
-}
-
-static int matrix_fill(struct device *device, struct matrix *matrix, struct error *error) {
-    size_t bytes;
+static int matrix_fill(struct device *device, struct matrix *matrix, const struct gemm_type *gemm,
+                       struct error *error) {
+    size_t bytes, scales;
     if (matrix->out == 0 || matrix->in == 0 || matrix->in > cpu_of(device)->max_width) {
         return error_set(error, FATHOM_INVALID,
                          "matrix of %zu x %zu: sizes begin at 1, and this device was opened for "
                          "at most %zu inputs",
                          matrix->out, matrix->in, cpu_of(device)->max_width);
     }
-    if (matrix->type != DTYPE_F32 && matrix->type != DTYPE_BF16) {
-        return error_set(error, FATHOM_UNSUPPORTED,
-                         "weights are computed with as f32 or bf16 only");
-    }
-    if (!panels_bytes(matrix, &bytes)) {
+    if (!panels_bytes(matrix, gemm, &bytes, &scales)) {
         return error_set(error, FATHOM_NO_MEMORY, "matrix of %zu x %zu is too large", matrix->out,
                          matrix->in);
     }
     matrix->panels = cpu_buffer_create(device, bytes, error);
-    return matrix->panels ? FATHOM_OK : FATHOM_NO_MEMORY;
+    if (!matrix->panels) return FATHOM_NO_MEMORY;
+    matrix->scales = (uint16_t *)(void *)(matrix->panels->data + scales);
+    return FATHOM_OK;
 }
 
 struct matrix *cpu_matrix_create(struct device *device, const void *data, enum dtype type,
                                  size_t out, size_t in, enum dtype weights, struct error *error) {
+    const struct primitives *primitives = cpu_of(device)->primitives;
+    const struct gemm_type *gemm = &primitives->gemm[weights];
+    assert(type != DTYPE_INT8);
     struct matrix *matrix = malloc(sizeof *matrix);
     if (!matrix) {
         error_set(error, FATHOM_NO_MEMORY, "no memory for a matrix");
         return NULL;
     }
-    size_t panel_count = out / PANEL + (out % PANEL != 0);
-    *matrix = (struct matrix){NULL, out, in, panel_count, weights};
-    if (matrix_fill(device, matrix, error)) {
+    *matrix = (struct matrix){
+        .out = out,
+        .in = in,
+        .panel_count = out / PANEL + (out % PANEL != 0),
+        .steps = in / gemm->step_inputs + (in % gemm->step_inputs != 0),
+        .type = weights,
+    };
+    if (matrix_fill(device, matrix, gemm, error)) {
         free(matrix);
         return NULL;
     }
-    struct packing packing = {matrix, data, type};
-    pool_run(cpu_of(device)->pool, panel_count, in * PANEL,
-             weights == DTYPE_F32 ? pack_panels_f32 : pack_panels_bf16, &packing);
+    struct packing packing = {matrix, primitives->int8_order, data, type, false};
+    pool_run(cpu_of(device)->pool, matrix->panel_count, in * PANEL, pack_panels, &packing);
+    if (packing.overflow) {
+        error_set(error, FATHOM_INVALID,
+                  "a weight is beyond 65504, the largest f16 number; use bf16 or f32 weights");
+        cpu_matrix_destroy(device, matrix);
+        return NULL;
+    }
     return matrix;
 }
 
@@ -100,7 +172,7 @@ size_t cpu_matrix_bytes(const struct matrix *matrix) {
 /* ---- Product --------------------------------------------------------------------------------- */
 
 struct product {
-    const struct primitives *primitives;
+    const struct gemm_type *type;
     const struct matrix *w;
     const float *x;
     struct rows rows;
@@ -111,26 +183,15 @@ struct product {
 /* Rows of x side by side as the inner loop reads them. */
 static void pack_rows(void *context, size_t first, size_t end) {
     const struct product *product = context;
-    const struct primitives *primitives = product->primitives;
     size_t in = product->w->in;
-    bool pairs = product->w->type == DTYPE_BF16;
-    size_t row_bytes = product->gemm.steps * (pairs ? primitives->pair_bytes : sizeof(float));
     for (size_t i = first; i < end; i++) {
         const float *x = product->x + rows_at(&product->rows, i) * in;
-        unsigned char *to = product->packed + i * row_bytes;
-        if (pairs) {
-            primitives->round_pairs(x, in, to);
+        unsigned char *to = product->packed + i * product->gemm.row_bytes;
+        if (product->type->round_row) {
+            product->type->round_row(x, in, to);
         } else {
-            memcpy(to, x, row_bytes);
+            memcpy(to, x, product->gemm.row_bytes);
         }
-    }
-}
-
-static void run_part(const struct product *product, const struct gemm *part) {
-    if (product->w->type == DTYPE_BF16) {
-        product->primitives->gemm_bf16(part);
-    } else {
-        product->primitives->gemm_f32(part);
     }
 }
 
@@ -139,7 +200,7 @@ static void run_panels(void *context, size_t first, size_t end) {
     struct gemm part = product->gemm;
     part.first_panel = first;
     part.end_panel = end;
-    run_part(product, &part);
+    product->type->gemm(&part);
 }
 
 static void run_rows(void *context, size_t first, size_t end) {
@@ -147,7 +208,7 @@ static void run_rows(void *context, size_t first, size_t end) {
     struct gemm part = product->gemm;
     part.first_row = first;
     part.end_row = end;
-    run_part(product, &part);
+    product->type->gemm(&part);
 }
 
 /* Splitting panels reads the weights once in all; rows are split when there are not panels enough
@@ -167,22 +228,24 @@ void cpu_matmul(struct device *device, const struct matmul *matmul) {
     struct cpu_device *cpu = cpu_of(device);
     const struct matrix *w = matmul->w;
     struct product product = {
-        .primitives = cpu->primitives,
+        .type = &cpu->primitives->gemm[w->type],
         .w = w,
         .x = buffer_f32(matmul->x),
         .rows = rows_of(matmul->gather, matmul->rows),
         .packed = cpu->packed->data,
         .gemm = {.x = matmul->x->data,
                  .panels = w->panels->data,
+                 .scales = w->scales,
                  .y = buffer_f32(matmul->y),
-                 .steps = w->type == DTYPE_BF16 ? (w->in + 1) / 2 : w->in,
+                 .steps = w->steps,
+                 .row_bytes = w->steps * cpu->primitives->gemm[w->type].step_bytes,
                  .out = w->out,
                  .end_panel = w->panel_count},
     };
     product.gemm.end_row = product.rows.count;
     assert(product.rows.count <= cpu->max_rows);
     if (product.rows.count == 0) return;
-    if (w->type == DTYPE_BF16 || matmul->gather) {
+    if (product.type->round_row || matmul->gather) {
         pool_run(cpu->pool, product.rows.count, w->in / PANEL + 1, pack_rows, &product);
         product.gemm.x = product.packed;
     }

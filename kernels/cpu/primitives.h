@@ -14,13 +14,27 @@
 
 /* A part of y = x W^T: rows first_row..end_row-1, panels first_panel..end_panel-1.
  * f32:  x is f32 [rows, steps]; panels is f32 [panel][steps][16].
- * bf16: x is [rows, steps] pairs made by round_pairs; panels is bf16 [panel][steps][16][2]. A step
- * is then two inputs (an odd last one is paired with zero). */
+ * f16:  the same, with panels in f16.
+ * bf16: x is [rows, steps] pairs made by round_row; panels is bf16 [panel][steps][16][2]. A step is
+ *       then two inputs (an odd last one is paired with zero).
+ * int8: x is [rows, steps] groups of codes made by round_row; panels is uint8 [panel][steps][16
+ *       fours of inputs][16][4], each a code + 128; scales is bf16 [panel][steps][16]. A step is then
+ *       a group of 64 inputs (zeros behind the last one). */
 struct gemm {
     const void *x, *panels;
+    const uint16_t *scales;
     float *y; /* [rows, out] */
     size_t steps, out;
+    size_t row_bytes; /* of x */
     size_t first_row, end_row, first_panel, end_panel;
+};
+
+/* A weight type as an instruction set multiplies by it. */
+struct gemm_type {
+    size_t step_inputs, step_bytes; /* inputs of one step, bytes of one step of x */
+    /* A row of x with `in` inputs as gemm reads it; NULL: as it is, in f32. */
+    void (*round_row)(const float *x, size_t in, void *row);
+    void (*gemm)(const struct gemm *gemm);
 };
 
 /* One row's attention for `heads` (1..ATTENTION_HEADS) query heads that share a key/value head.
@@ -41,13 +55,9 @@ struct attention_row {
 
 struct primitives {
     const char *name;
-    enum dtype preferred_weights;
-    size_t pair_bytes; /* of one step of x in gemm_bf16 */
-
-    /* Rounds a row of `in` inputs to bf16, in the form that gemm_bf16 reads: (in + 1) / 2 pairs. */
-    void (*round_pairs)(const float *x, size_t in, void *pairs);
-    void (*gemm_f32)(const struct gemm *gemm);
-    void (*gemm_bf16)(const struct gemm *gemm);
+    bool halves_pay;                 /* 16-bit weights are multiplied by as fast as they are read */
+    const unsigned char *int8_order; /* input of a four at each of its places in panels of int8 */
+    struct gemm_type gemm[DTYPE_COUNT];
 
     float (*sum_squares)(const float *x, size_t width);
     /* out = x * factor, and * gain[i] unless gain is NULL. May be in place. */
@@ -67,7 +77,8 @@ struct primitives {
 
 extern const struct primitives primitives_portable;
 #if defined(__x86_64__)
-extern const struct primitives primitives_avx2, primitives_avx512, primitives_avx512bf16;
+extern const struct primitives primitives_avx2, primitives_avx512, primitives_avx512vnni,
+    primitives_avx512bf16;
 #endif
 
 #endif

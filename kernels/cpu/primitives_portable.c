@@ -2,7 +2,7 @@
  * more than reading them. */
 #include "kernels/cpu/vector_portable.h"
 
-#define PRIMITIVES         primitives_portable
-#define PRIMITIVES_NAME    "portable"
-#define PRIMITIVES_WEIGHTS DTYPE_F32
+#define PRIMITIVES            primitives_portable
+#define PRIMITIVES_NAME       "portable"
+#define PRIMITIVES_HALVES_PAY false
 #include "kernels/cpu/primitives.inc"

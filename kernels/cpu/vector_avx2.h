@@ -5,8 +5,9 @@
 /* 16 registers, two to a vec. */
 #define GEMM_ROWS 6
 #define GEMM_PANELS(rows) ((rows) > 3 ? 1 : (rows) > 1 ? 2 : 4)
-#define GEMM_TILES(T)                                                                              \
-    T(1, 1) T(1, 2) T(1, 3) T(1, 4) T(2, 1) T(2, 2) T(3, 1) T(3, 2) T(4, 1) T(5, 1) T(6, 1)
+#define GEMM_TILES(T, L)                                                                           \
+    T(L, 1, 1) T(L, 1, 2) T(L, 1, 3) T(L, 1, 4) T(L, 2, 1) T(L, 2, 2) T(L, 3, 1) T(L, 3, 2)        \
+    T(L, 4, 1) T(L, 5, 1) T(L, 6, 1)
 
 typedef struct {
     __m256 low, high;
@@ -39,6 +40,10 @@ INLINE vec vec_load_bf16(const uint16_t *p, size_t lanes) {
     if (lanes < 16) p = memcpy(some, p, lanes * sizeof *p);
     return (vec){widen_bf16(_mm_loadu_si128((const __m128i *)p)),
                  widen_bf16(_mm_loadu_si128((const __m128i *)(p + 8)))};
+}
+INLINE vec vec_load_f16(const uint16_t *p) {
+    return (vec){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)),
+                 _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8)))};
 }
 INLINE void vec_store(float *p, vec x) {
     _mm256_storeu_ps(p, x.low);
@@ -93,3 +98,32 @@ INLINE __m256 odd_half(const uint16_t *p) {
 }
 INLINE vec vec_load_even(const uint16_t *p) { return (vec){even_half(p), even_half(p + 16)}; }
 INLINE vec vec_load_odd(const uint16_t *p) { return (vec){odd_half(p), odd_half(p + 16)}; }
+
+#define INT8_HALVES 2
+typedef int16_t int8_code;
+typedef struct {
+    __m256i low, high;
+} vec_int;
+typedef vec_int int8_weights;
+typedef __m256i int8_factor;
+
+INLINE vec_int int8_start(int32_t x) { return (vec_int){_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+INLINE __m256i int8_half(const uint8_t *p, int half) {
+    __m256i bytes = _mm256_loadu_si256((const __m256i *)p);
+    return half ? _mm256_srli_epi16(bytes, 8) : _mm256_and_si256(bytes, _mm256_set1_epi16(255));
+}
+INLINE int8_weights int8_load(const uint8_t *p, int half) {
+    return (vec_int){int8_half(p, half), int8_half(p + 32, half)};
+}
+INLINE int8_factor int8_set(const int8_code *x, int half) {
+    int32_t two;
+    memcpy(&two, x + 2 * half, sizeof two);
+    return _mm256_set1_epi32(two);
+}
+INLINE vec_int int8_dot(int8_factor x, int8_weights w, vec_int sum) {
+    return (vec_int){_mm256_add_epi32(sum.low, _mm256_madd_epi16(w.low, x)),
+                     _mm256_add_epi32(sum.high, _mm256_madd_epi16(w.high, x))};
+}
+INLINE vec vec_from_int(vec_int x) {
+    return (vec){_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)};
+}

@@ -5,10 +5,11 @@
 /* 32 registers: a tile's sums, its weights, and one factor. */
 #define GEMM_ROWS 8
 #define GEMM_PANELS(rows) ((rows) > 6 ? 3 : 4)
-#define GEMM_TILES(T)                                                                              \
-    T(1, 1) T(1, 2) T(1, 3) T(1, 4) T(2, 1) T(2, 2) T(2, 3) T(2, 4) T(3, 1) T(3, 2) T(3, 3)        \
-    T(3, 4) T(4, 1) T(4, 2) T(4, 3) T(4, 4) T(5, 1) T(5, 2) T(5, 3) T(5, 4) T(6, 1) T(6, 2)        \
-    T(6, 3) T(6, 4) T(7, 1) T(7, 2) T(7, 3) T(8, 1) T(8, 2) T(8, 3)
+#define GEMM_TILES(T, L)                                                                           \
+    T(L, 1, 1) T(L, 1, 2) T(L, 1, 3) T(L, 1, 4) T(L, 2, 1) T(L, 2, 2) T(L, 2, 3) T(L, 2, 4)        \
+    T(L, 3, 1) T(L, 3, 2) T(L, 3, 3) T(L, 3, 4) T(L, 4, 1) T(L, 4, 2) T(L, 4, 3) T(L, 4, 4)        \
+    T(L, 5, 1) T(L, 5, 2) T(L, 5, 3) T(L, 5, 4) T(L, 6, 1) T(L, 6, 2) T(L, 6, 3) T(L, 6, 4)        \
+    T(L, 7, 1) T(L, 7, 2) T(L, 7, 3) T(L, 8, 1) T(L, 8, 2) T(L, 8, 3)
 
 typedef __m512 vec;
 
@@ -24,6 +25,9 @@ INLINE vec vec_load_some(const float *p, size_t lanes) {
 INLINE vec vec_load_bf16(const uint16_t *p, size_t lanes) {
     __m256i half = _mm256_maskz_loadu_epi16(lane_mask(lanes), p);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+INLINE vec vec_load_f16(const uint16_t *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 }
 INLINE void vec_store(float *p, vec x) { _mm512_storeu_ps(p, x); }
 INLINE void vec_store_some(float *p, vec x, size_t lanes) {
@@ -66,5 +70,47 @@ INLINE vec vec_load_even(const uint16_t *p) {
 INLINE vec vec_load_odd(const uint16_t *p) {
     __m512i upper = _mm512_set1_epi32((int)0xffff0000);
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), upper));
+}
+#endif
+
+typedef __m512i vec_int;
+typedef __m512i int8_weights;
+typedef __m512i int8_factor;
+
+INLINE vec_int int8_start(int32_t x) { return _mm512_set1_epi32(x); }
+INLINE vec vec_from_int(vec_int x) { return _mm512_cvtepi32_ps(x); }
+
+#if defined(__AVX512VNNI__)
+#define INT8_HALVES 1
+typedef int8_t int8_code;
+
+INLINE int8_weights int8_load(const uint8_t *p, int half) {
+    (void)half;
+    return _mm512_loadu_si512(p);
+}
+INLINE int8_factor int8_set(const int8_code *x, int half) {
+    int32_t four;
+    (void)half;
+    memcpy(&four, x, sizeof four);
+    return _mm512_set1_epi32(four);
+}
+INLINE vec_int int8_dot(int8_factor x, int8_weights w, vec_int sum) {
+    return _mm512_dpbusd_epi32(sum, w, x);
+}
+#else
+#define INT8_HALVES 2
+typedef int16_t int8_code;
+
+INLINE int8_weights int8_load(const uint8_t *p, int half) {
+    __m512i bytes = _mm512_loadu_si512(p);
+    return half ? _mm512_srli_epi16(bytes, 8) : _mm512_and_si512(bytes, _mm512_set1_epi16(255));
+}
+INLINE int8_factor int8_set(const int8_code *x, int half) {
+    int32_t two;
+    memcpy(&two, x + 2 * half, sizeof two);
+    return _mm512_set1_epi32(two);
+}
+INLINE vec_int int8_dot(int8_factor x, int8_weights w, vec_int sum) {
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(w, x));
 }
 #endif

@@ -11,16 +11,21 @@
  *   vec_sum, vec_largest           fold halves: lane i with i + 8, then + 4, + 2, + 1
  *   vec_load_even, vec_load_odd    of 32 bf16: the even or odd ones
  *
- * GEMM_ROWS, GEMM_PANELS(rows), GEMM_TILES: the tiles of gemm.inc that fit into the registers. */
+ * GEMM_ROWS, GEMM_PANELS(rows), GEMM_TILES(T, L): the tiles of gemm.inc that fit into the registers.
+ *
+ * For gemm_int8.inc, sixteen int32 and their factors; INT8_HALVES 1 with an instruction for four
+ * bytes, else 2:
+ *   int8_load, int8_set            of 16 outputs' fours of weights, and of a four of codes: what
+ *                                  int8_dot takes in the given half
+ *   int8_dot(x, w, sum)            sum + x w, exact */
 /* clang-format off: one operation, one line */
-#include <stdint.h>
-#include <string.h>
+#include "kernels/number.h"
 
 #define INLINE static inline __attribute__((always_inline))
 
 #define GEMM_ROWS         2
 #define GEMM_PANELS(rows) ((rows) > 1 ? 1 : 2)
-#define GEMM_TILES(T)     T(1, 1) T(1, 2) T(2, 1)
+#define GEMM_TILES(T, L)  T(L, 1, 1) T(L, 1, 2) T(L, 2, 1)
 
 typedef float quad __attribute__((vector_size(16)));
 typedef uint32_t quad_bits __attribute__((vector_size(16)));
@@ -66,6 +71,11 @@ INLINE vec vec_load_bf16(const uint16_t *p, size_t lanes) {
     for (size_t i = 0; i < 16 && i < lanes; i++) bits[i] = (uint32_t)p[i] << 16;
     memcpy(&x, bits, sizeof x);
     return x;
+}
+INLINE vec vec_load_f16(const uint16_t *p) {
+    float some[16];
+    for (size_t i = 0; i < 16; i++) some[i] = number_from_f16(p[i]);
+    return vec_load(some);
 }
 INLINE void vec_store(float *p, vec x) { memcpy(p, &x, sizeof x); }
 INLINE void vec_store_some(float *p, vec x, size_t lanes) {
@@ -130,4 +140,44 @@ INLINE vec vec_load_even(const uint16_t *p) {
 INLINE vec vec_load_odd(const uint16_t *p) {
     return (vec){quad_load_odd(p), quad_load_odd(p + 8), quad_load_odd(p + 16),
                  quad_load_odd(p + 24)};
+}
+
+#define INT8_HALVES 2
+typedef int16_t int8_code;
+typedef int32_t quad_int __attribute__((vector_size(16)));
+typedef struct {
+    quad_int a, b, c, d;
+} vec_int;
+typedef vec_int int8_weights; /* in each lane two numbers of 16 bits */
+typedef struct {
+    quad_int low, high;
+} int8_factor;
+
+INLINE quad_int quad_int_set(int32_t x) { return (quad_int){x, x, x, x}; }
+INLINE vec_int int8_start(int32_t x) {
+    quad_int q = quad_int_set(x);
+    return (vec_int){q, q, q, q};
+}
+INLINE quad_int int8_half(const uint8_t *p, int half) {
+    quad_bits bytes;
+    memcpy(&bytes, p, sizeof bytes);
+    return (quad_int)((half ? bytes >> 8 : bytes) & 0x00ff00ff);
+}
+INLINE int8_weights int8_load(const uint8_t *p, int half) {
+    return (vec_int){int8_half(p, half), int8_half(p + 16, half), int8_half(p + 32, half),
+                     int8_half(p + 48, half)};
+}
+INLINE int8_factor int8_set(const int8_code *x, int half) {
+    return (int8_factor){quad_int_set(x[2 * half]), quad_int_set(x[2 * half + 1])};
+}
+INLINE quad_int quad_dot(int8_factor x, quad_int w, quad_int sum) {
+    return sum + (w & 0xffff) * x.low + (w >> 16) * x.high;
+}
+INLINE vec_int int8_dot(int8_factor x, int8_weights w, vec_int sum) {
+    return (vec_int){quad_dot(x, w.a, sum.a), quad_dot(x, w.b, sum.b), quad_dot(x, w.c, sum.c),
+                     quad_dot(x, w.d, sum.d)};
+}
+INLINE quad quad_from_int(quad_int x) { return __builtin_convertvector(x, quad); }
+INLINE vec vec_from_int(vec_int x) {
+    return (vec){quad_from_int(x.a), quad_from_int(x.b), quad_from_int(x.c), quad_from_int(x.d)};
 }

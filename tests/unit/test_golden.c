@@ -156,7 +156,7 @@ static void check_case(const char *name, const char *isa) {
 }
 
 static void agrees_with_reference(void **state) {
-    static const char *const sets[] = {"avx512bf16", "avx512", "avx2", "portable"};
+    static const char *const sets[] = {"avx512bf16", "avx512vnni", "avx512", "avx2", "portable"};
     (void)state;
     for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
         struct device_options options = {

@@ -2,6 +2,8 @@
  * and against themselves with other numbers of rows and threads. */
 #include "test_kernels.h"
 
+#include "kernels/number.h"
+
 #include <unistd.h>
 
 /* ---- Device and memory ----------------------------------------------------------------------- */
@@ -36,8 +38,14 @@ static void test_open_describes(void **state) {
     assert_true(bench_open(&bench, "portable", 3));
     assert_string_equal(bench.device->description, "cpu portable, 3 threads");
     assert_string_equal(bench.kernels->name, "cpu");
-    assert_int_equal(device_preferred_weights(bench.device), DTYPE_F32);
+    assert_int_equal(device_preferred_weights(bench.device, DTYPE_BF16), DTYPE_F32);
     bench_close(&bench);
+    if (bench_open(&bench, "avx2", 1)) {
+        for (enum dtype type = DTYPE_F32; type <= DTYPE_F16; type++) {
+            assert_int_equal(device_preferred_weights(bench.device, type), type);
+        }
+        bench_close(&bench);
+    }
     assert_true(bench_open(&bench, NULL, 0));
     bench_close(&bench);
 }
@@ -104,11 +112,19 @@ static void test_matrix_refuses(void **state) {
     assert_non_null(strstr(error.message, "4096"));
     assert_null(kernels->matrix_create(bench.device, data, DTYPE_F32, 0, 4, DTYPE_F32, &error));
     assert_int_equal(error.code, FATHOM_INVALID);
+    for (enum dtype weights = DTYPE_F32; weights <= DTYPE_INT8; weights++) {
+        assert_null(
+            kernels->matrix_create(bench.device, data, DTYPE_F32, SIZE_MAX, 4, weights, &error));
+        assert_int_equal(error.code, FATHOM_NO_MEMORY);
+    }
+    data[2] = 65520; /* the first number that rounds to infinity */
     assert_null(kernels->matrix_create(bench.device, data, DTYPE_F32, 2, 2, DTYPE_F16, &error));
-    assert_int_equal(error.code, FATHOM_UNSUPPORTED);
-    assert_null(
-        kernels->matrix_create(bench.device, data, DTYPE_F32, SIZE_MAX, 4, DTYPE_F32, &error));
-    assert_int_equal(error.code, FATHOM_NO_MEMORY);
+    assert_int_equal(error.code, FATHOM_INVALID);
+    assert_non_null(strstr(error.message, "65504"));
+    data[2] = 65519;
+    bench_matrix(&bench, data, DTYPE_F32, 2, 2, DTYPE_F16);
+    data[2] = INFINITY; /* infinite before, infinite after */
+    bench_matrix(&bench, data, DTYPE_F32, 2, 2, DTYPE_F16);
     bench_close(&bench);
 }
 
@@ -137,22 +153,49 @@ static void *weights_of(enum dtype type, size_t count, uint32_t seed, float *exa
     return data;
 }
 
+/* Nearest f16, ties to even: 11 bits of mantissa. Below 2^-14 a multiple of 2^-24. */
+static float rounded_to_f16(float x) {
+    int exponent;
+    double mantissa = frexp(x, &exponent);
+    int bits = exponent < -13 ? exponent + 24 : 11;
+    return (float)ldexp(nearbyint(ldexp(mantissa, bits)), exponent - bits);
+}
+
+/* Largest of a group of a row; half of a step between codes is at most 0.502 of it / 127, as a scale
+ * is rounded up to 8 bits. */
+static double largest_of_group(const float *row, size_t in, size_t k) {
+    size_t first = k / INT8_GROUP * INT8_GROUP;
+    double largest = 0;
+    for (size_t i = first; i < in && i < first + INT8_GROUP; i++) {
+        largest = fmax(largest, fabs((double)row[i]));
+    }
+    return largest;
+}
+
+/* The most that rounding both factors to codes can add to a product. */
+static double int8_error(const float *x, const float *w, size_t in, size_t k) {
+    double half = 0.51 / 127;
+    double dx = half * largest_of_group(x, in, k), dw = half * largest_of_group(w, in, k);
+    return fabs((double)x[k]) * dw + fabs((double)w[k]) * dx + dx * dw;
+}
+
 /* Every element within the bound for a sum of `in` products in fp32, whatever the order. */
 static void check_product(const float *x, const float *w, const float *y, size_t rows, size_t out,
                           size_t in, enum dtype weights) {
     for (size_t i = 0; i < rows; i++) {
         for (size_t o = 0; o < out; o++) {
-            double sum = 0, size = 0;
+            double sum = 0, size = 0, codes = 0;
             for (size_t k = 0; k < in; k++) {
                 float a = x[i * in + k], b = w[o * in + k];
-                if (weights == DTYPE_BF16) {
-                    a = rounded_to_bf16(a);
-                    b = rounded_to_bf16(b);
-                }
+                if (weights == DTYPE_BF16) a = rounded_to_bf16(a);
+                if (weights == DTYPE_BF16) b = rounded_to_bf16(b);
+                if (weights == DTYPE_F16) b = rounded_to_f16(b);
+                if (weights == DTYPE_INT8) codes += int8_error(x + i * in, w + o * in, in, k);
                 sum += (double)a * b;
                 size += fabs((double)a * b);
             }
-            assert_close(y[i * out + o], sum, size * (double)(in + 2) * 0x1p-24, "product");
+            double bound = size * (double)(in + 2) * 0x1p-24 + codes;
+            assert_close(y[i * out + o], sum, bound, "product");
         }
     }
 }
@@ -186,10 +229,10 @@ static void test_product(void **state) {
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
             for (size_t j = 0; j < sizeof rows / sizeof *rows; j++) {
                 enum dtype type = (enum dtype)((i + j) % 3);
-                run_product_case(isa_names[isa], type, DTYPE_F32, sizes[i][0], sizes[i][1],
-                                 rows[j]);
-                run_product_case(isa_names[isa], type, DTYPE_BF16, sizes[i][0], sizes[i][1],
-                                 rows[j]);
+                for (enum dtype weights = DTYPE_F32; weights <= DTYPE_INT8; weights++) {
+                    run_product_case(isa_names[isa], type, weights, sizes[i][0], sizes[i][1],
+                                     rows[j]);
+                }
             }
         }
     }
@@ -276,8 +319,121 @@ static void check_same(const char *isa, enum dtype weights) {
 static void test_product_same_bits(void **state) {
     (void)state;
     for (size_t isa = 0; isa < ISA_COUNT; isa++) {
-        check_same(isa_names[isa], DTYPE_F32);
-        check_same(isa_names[isa], DTYPE_BF16);
+        for (enum dtype weights = DTYPE_F32; weights <= DTYPE_INT8; weights++) {
+            check_same(isa_names[isa], weights);
+        }
+    }
+}
+
+/* Sums of codes are integers, so every instruction set finds the same bits. */
+static void test_int8_same_everywhere(void **state) {
+    float *x = random_floats(SAME_ROWS * SAME_IN, 3), *w = random_floats(SAME_OUT * SAME_IN, 4);
+    float *portable = allocate(SAME_ROWS * SAME_OUT * sizeof *portable);
+    float *other = allocate(SAME_ROWS * SAME_OUT * sizeof *other);
+    (void)state;
+    for (size_t i = 0; i < SAME_ROWS * SAME_IN; i++) x[i] = expf(9 * x[i]) - 1; /* all sizes */
+    compute_all("portable", 1, DTYPE_INT8, x, w, portable);
+    for (size_t isa = 1; isa < ISA_COUNT; isa++) {
+        struct bench bench;
+        if (!bench_open(&bench, isa_names[isa], 1)) continue;
+        bench_close(&bench);
+        compute_all(isa_names[isa], 2, DTYPE_INT8, x, w, other);
+        assert_memory_equal(other, portable, SAME_ROWS * SAME_OUT * sizeof *other);
+    }
+    free(x);
+    free(w);
+    free(portable);
+    free(other);
+}
+
+/* Numbers that are codes already, the largest ones among them, are multiplied without any error. */
+static void test_int8_exact(void **state) {
+    enum { ROWS = 7, OUT = 21, IN = 200 };
+    static float x[ROWS * IN], w[OUT * IN], y[ROWS * OUT];
+    (void)state;
+    random_fill(x, ROWS * IN, 21);
+    random_fill(w, OUT * IN, 22);
+    for (size_t i = 0; i < ROWS * IN; i++) x[i] = rintf(x[i] * 127);
+    for (size_t i = 0; i < OUT * IN; i++) w[i] = rintf(w[i] * 127);
+    for (size_t k = 0; k < IN; k += 8) { /* so that every group's scale is 1 */
+        for (size_t i = 0; i < ROWS; i++) x[i * IN + k] = 127;
+        for (size_t i = 0; i < OUT; i++) w[i * IN + k] = -127;
+    }
+    for (size_t k = 0; k < IN; k++) { /* the largest sums */
+        x[0 * IN + k] = 127;
+        x[1 * IN + k] = -127;
+        w[0 * IN + k] = 127;
+        w[1 * IN + k] = -127;
+        x[2 * IN + k] = 0;
+    }
+    for (size_t isa = 0; isa < ISA_COUNT; isa++) {
+        struct bench bench;
+        if (!bench_open(&bench, isa_names[isa], 1)) continue;
+        struct buffer *xs = bench_floats(&bench, x, ROWS * IN);
+        struct buffer *ys = bench_floats(&bench, NULL, ROWS * OUT);
+        struct matrix *matrix = bench_matrix(&bench, w, DTYPE_F32, OUT, IN, DTYPE_INT8);
+        bench.kernels->matmul(bench.device, &(struct matmul){xs, matrix, ys, ROWS, NULL});
+        bench_read(&bench, ys, y, sizeof y);
+        for (size_t i = 0; i < ROWS; i++) {
+            for (size_t o = 0; o < OUT; o++) {
+                double sum = 0;
+                for (size_t k = 0; k < IN; k++) sum += (double)x[i * IN + k] * w[o * IN + k];
+                assert_true(y[i * OUT + o] == sum);
+            }
+        }
+        bench_close(&bench);
+    }
+}
+
+/* Tiny numbers are zero; a number that is none makes its row, or its output, none. */
+static void test_int8_odd_numbers(void **state) {
+    enum { ROWS = 4, IN = 70 };
+    static float x[ROWS * IN], w[2 * IN], y[ROWS * 2];
+    (void)state;
+    for (size_t i = 0; i < ROWS * IN; i++) x[i] = 1;
+    for (size_t k = 0; k < IN; k++) {
+        x[1 * IN + k] = 1e-40f;
+        w[k] = 1e30f;
+        w[IN + k] = -1e-35f;
+    }
+    x[2 * IN + 69] = NAN;
+    x[3 * IN + 1] = INFINITY;
+    for (size_t isa = 0; isa < ISA_COUNT; isa++) {
+        struct bench bench;
+        if (!bench_open(&bench, isa_names[isa], 1)) continue;
+        struct buffer *xs = bench_floats(&bench, x, ROWS * IN);
+        struct buffer *ys = bench_floats(&bench, NULL, ROWS * 2);
+        struct matrix *matrix = bench_matrix(&bench, w, DTYPE_F32, 2, IN, DTYPE_INT8);
+        bench.kernels->matmul(bench.device, &(struct matmul){xs, matrix, ys, ROWS, NULL});
+        bench_read(&bench, ys, y, sizeof y);
+        assert_close(y[0], 70e30, 1e30, "large weights");
+        for (size_t i = 1; i < 4; i++) assert_true(y[i] == 0);
+        for (size_t i = 4; i < 8; i++) assert_true(isnan(y[i]));
+        w[3] = NAN;
+        matrix = bench_matrix(&bench, w, DTYPE_F32, 2, IN, DTYPE_INT8);
+        bench.kernels->matmul(bench.device, &(struct matmul){xs, matrix, ys, 2, NULL});
+        bench_read(&bench, ys, y, sizeof y);
+        assert_true(isnan(y[0]) && y[1] == 0 && isnan(y[2]) && y[3] == 0);
+        w[3] = 1e30f;
+        bench_close(&bench);
+    }
+}
+
+/* Every f16 number comes back as itself, and what lies between goes to the nearer one. */
+static void test_f16_conversion(void **state) {
+    (void)state;
+    for (uint32_t half = 0; half < 0x10000; half++) {
+        float value = number_from_f16((uint16_t)half);
+        if (isnan(value)) {
+            assert_true(isnan(number_from_f16(number_to_f16(value))));
+            continue;
+        }
+        assert_int_equal(number_to_f16(value), half);
+        if ((half & 0x7fff) >= 0x7bff) continue;
+        float next = number_from_f16((uint16_t)(half + 1)), middle = (value + next) / 2;
+        assert_int_equal(number_to_f16(middle), half + (half & 1));
+        assert_int_equal(number_to_f16(nextafterf(middle, value)), half);
+        assert_int_equal(number_to_f16(nextafterf(middle, next)), half + 1);
     }
 }
 
@@ -461,6 +617,10 @@ int main(void) {
         cmocka_unit_test(test_matrix_refuses),
         cmocka_unit_test(test_product),
         cmocka_unit_test(test_product_same_bits),
+        cmocka_unit_test(test_int8_same_everywhere),
+        cmocka_unit_test(test_int8_exact),
+        cmocka_unit_test(test_int8_odd_numbers),
+        cmocka_unit_test(test_f16_conversion),
         cmocka_unit_test(test_bf16_rounding),
         cmocka_unit_test(test_threads_wake),
         cmocka_unit_test(test_activate),

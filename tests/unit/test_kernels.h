@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const isa_names[] = {"portable", "avx2", "avx512", "avx512bf16"};
+static const char *const isa_names[] = {"portable", "avx2", "avx512", "avx512vnni", "avx512bf16"};
 #define ISA_COUNT (sizeof isa_names / sizeof *isa_names)
 
 /* A device and everything made on it. */
