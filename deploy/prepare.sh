@@ -1,6 +1,6 @@
 # Sourced by ./run and ./test: packages and builds, each step said in one line.
 
-PACKAGES="gcc cmake ninja-build pkg-config libuv1-dev libjansson-dev node-llhttp libpcre2-dev libutf8proc-dev libxxhash-dev libcmocka-dev"
+PACKAGES="gcc cmake ninja-build pkg-config libuv1-dev libjansson-dev node-llhttp libpcre2-dev libutf8proc-dev libxxhash-dev libssl-dev libcmocka-dev"
 
 say() { printf '== %s\n' "$*" >&2; }
 die() { printf '== %s\n' "$*" >&2; exit 1; }

@@ -57,6 +57,9 @@ static int flags_to_settings(struct serve_flags *flags, struct error *error) {
     settings->model.max_step_rows = step_rows;
     if (result == 0) result = log_parse_format(flags->log_format, &settings->log_format, error);
     if (result == 0) result = log_parse_level(flags->log_level, &settings->log_level, error);
+    if (result == 0 && !settings->tls_certificate != !settings->tls_key) {
+        result = error_set(error, FATHOM_INVALID, "--tls-cert and --tls-key need each other");
+    }
     if (result == 0 && settings->chat_format && !chat_format_is_known(settings->chat_format)) {
         result = error_set(error, FATHOM_INVALID, "--chat-format must be one of %s; got '%s'",
                            chat_format_names, settings->chat_format);
@@ -109,6 +112,10 @@ int cmd_serve(int argc, char **argv) {
          &s->model.max_step_rows, 0, STEP_ROWS_MAX},
         MODEL_FLAGS(values.model),
         COST_CACHE_FLAG(values.model),
+        {"tls-cert", 0, FLAG_TEXT, "FILE", "certificate chain, PEM: speak HTTPS (none)",
+         &s->tls_certificate, 0, 0},
+        {"tls-key", 0, FLAG_TEXT, "FILE", "its key, PEM, without passphrase (none)", &s->tls_key, 0,
+         0},
         {"api-key-file", 0, FLAG_TEXT, "FILE",
          "keys, one a line; FATHOM_API_KEY may hold one (none)", &s->api_key_file, 0, 0},
         {"cors-origin", 0, FLAG_TEXT, "O", "origin whose pages may call, or * (none)",

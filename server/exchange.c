@@ -33,7 +33,8 @@ static void exchange_log(const struct exchange *exchange) {
 /* A next request may follow if this one was read to its end. */
 static bool exchange_keeps_alive(const struct exchange *exchange) {
     const struct http_parser *parser = &exchange->connection->parser;
-    return exchange->head->keep_alive && parser->message_complete && parser->status == 0 &&
+    return !exchange->connection->is_visitor && exchange->head->keep_alive &&
+           parser->message_complete && parser->status == 0 &&
            exchange->server->lifecycle.phase <= PHASE_READY &&
            !(exchange->streams && exchange->head->minor_version == 0);
 }

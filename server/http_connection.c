@@ -1,11 +1,10 @@
 #include "server/http_connection.h"
 
-#include <poll.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/http_response.h"
 #include "server/router.h"
 #include "server/server.h"
 
@@ -17,12 +16,12 @@
 #define BODY_BYTES_PER_S 16384
 /* A longer body of a refused request is not worth reading to keep the connection. */
 #define REFUSED_BODY_MAX ((uint64_t)1 << 20)
-#define TCP_KEEPALIVE_S  60
+/* For a visitor to ask. */
+#define VISITOR_S 1.0
 /* Pipelined requests answered before other connections have their turn. */
 #define TURN_REQUESTS_MAX 16
 
-static void on_allocate(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer);
-static void on_read(uv_stream_t *stream, ssize_t length, const uv_buf_t *buffer);
+static const struct transport_owner *transport_owner(void);
 static void connection_process(struct connection *connection, const char *data, size_t length);
 static void connection_keep_ahead(struct connection *connection, const char *data, size_t length);
 static void connection_hold(struct connection *connection, const char *data, size_t length);
@@ -30,53 +29,12 @@ static bool connection_is_behind(const struct connection *connection);
 static void connection_begin_exchange(struct connection *connection);
 static void connection_dispatch(struct connection *connection);
 static void connection_refuse(struct connection *connection);
+static void connection_answer_failure(struct connection *connection, int status,
+                                      const char *message);
 static void connection_finish(struct connection *connection);
 static void connection_close(struct connection *connection);
 
 /* ---- Accepting ------------------------------------------------------------------------------- */
-
-static void on_excess_closed(uv_handle_t *handle) {
-    free(handle);
-}
-
-static void request_id_make(char id[REQUEST_ID_MAX + 1]) {
-    snprintf(id, REQUEST_ID_MAX + 1, "req-%016llx%016llx", (unsigned long long)server_random(),
-             (unsigned long long)server_random());
-}
-
-/* One connection too many: told so in one packet, as far as the socket takes it, and not kept. */
-static void connection_turn_away(struct server *server) {
-    uv_tcp_t *tcp = malloc(sizeof *tcp);
-    if (!tcp) {
-        server->accept_owed = true;
-        return;
-    }
-    struct text_buffer body = {0}, answer = {0};
-    struct api_error error;
-    char id[REQUEST_ID_MAX + 1];
-    request_id_make(id);
-    api_error_set(&error, 503, "server_overloaded", NULL, "too many connections; try again");
-    api_error_write(&error, &body);
-    struct http_response response = {
-        .status = error.status,
-        .minor_version = 1,
-        .content_type = "application/json",
-        .content_length = body.length,
-        .request_id = id,
-        .retry_after_s = error.retry_after_s,
-    };
-    http_response_write_head(&response, &answer);
-    text_append(&answer, body.data, body.length);
-    uv_buf_t piece = {.base = answer.data, .len = answer.length};
-    uv_tcp_init(&server->loop, tcp);
-    if (uv_accept((uv_stream_t *)&server->listener, (uv_stream_t *)tcp) == 0 && !answer.failed) {
-        uv_try_write((uv_stream_t *)tcp, &piece, 1);
-    }
-    uv_close((uv_handle_t *)tcp, on_excess_closed);
-    metrics_count_response(&server->metrics, error.status);
-    text_free(&answer);
-    text_free(&body);
-}
 
 static void connection_link(struct connection *connection) {
     struct server *server = connection->server;
@@ -92,62 +50,62 @@ static void connection_unlink(struct connection *connection) {
     if (connection->previous) connection->previous->next = connection->next;
     if (server->connections == connection) server->connections = connection->next;
     server->connection_count--;
+    if (server->accept_owed) server_sweep_soon(server);
 }
 
 void connection_accept(struct server *server) {
+    size_t limit = server->settings->max_connections;
     struct connection *connection = NULL;
-    if (server->connection_count < server->settings->max_connections) {
+    if (server->connection_count < limit + CONNECTION_VISITORS_MAX) {
         connection = calloc(1, sizeof *connection);
     }
     if (!connection) {
-        connection_turn_away(server);
+        server->accept_owed = true;
         return;
     }
     connection->server = server;
+    connection->is_visitor = server->connection_count >= limit;
     connection->since_ms = connection->taken_at_ms = uv_now(&server->loop);
     http_parser_init(&connection->parser, &server->settings->limits);
-    uv_tcp_init(&server->loop, &connection->tcp);
-    connection->tcp.data = connection;
+    connection->transport.owner = transport_owner();
+    connection->transport.read_buffer = server->read_buffer;
     connection_link(connection);
-    uv_stream_t *stream = (uv_stream_t *)&connection->tcp;
-    if (uv_accept((uv_stream_t *)&server->listener, stream) != 0) {
+    if (transport_accept(&connection->transport, &server->listener, server->tls) != 0) {
         connection_close(connection);
-        return;
     }
-    uv_tcp_nodelay(&connection->tcp, 1);
-    uv_tcp_keepalive(&connection->tcp, 1, TCP_KEEPALIVE_S);
-    if (uv_read_start(stream, on_allocate, on_read) != 0) connection_close(connection);
 }
 
 /* ---- Reading --------------------------------------------------------------------------------- */
 
-static void on_allocate(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer) {
-    (void)suggested;
-    struct connection *connection = handle->data;
-    *buffer = uv_buf_init(connection->server->read_buffer, READ_BUFFER_BYTES);
+static struct connection *connection_of(struct transport *transport) {
+    return (struct connection *)((char *)transport - offsetof(struct connection, transport));
 }
 
-static void on_read(uv_stream_t *stream, ssize_t length, const uv_buf_t *buffer) {
-    struct connection *connection = stream->data;
-    if (length == 0) return; /* libuv's EAGAIN */
-    /* A client that half-closed after its last request still gets the answers that are complete;
-     * one that leaves in the middle of an exchange has left. */
-    if (length == UV_EOF && connection->state != CONNECTION_ANSWERING &&
-        connection_unsent(connection) > 0) {
+static void connection_end_input(struct connection *connection, ssize_t why) {
+    if (why == UV_EPROTONOSUPPORT && connection->state == CONNECTION_READING) {
+        connection_answer_failure(connection, 400, "TLS is spoken here; use https://");
+    } else if (why == UV_EPROTO && connection->state == CONNECTION_READING) {
+        log_message(&connection->server->log, LOG_DEBUG, "connection dropped: TLS: %s",
+                    transport_failure(&connection->transport));
+        connection_finish(connection); /* what TLS itself had to say to that is on its way */
+    } else if (why == UV_EOF && connection->state != CONNECTION_ANSWERING &&
+               transport_unsent(&connection->transport) > 0) {
         connection->client_is_done = true;
         if (connection->state == CONNECTION_READING) connection_finish(connection);
-    } else if (length < 0) {
+    } else {
         connection_close(connection);
-    } else if (connection->state == CONNECTION_READING) {
-        connection_process(connection, buffer->base, (size_t)length);
-    } else if (connection->state == CONNECTION_ANSWERING) {
-        connection_keep_ahead(connection, buffer->base, (size_t)length);
     }
 }
 
-static void connection_pause(struct connection *connection) {
-    uv_read_stop((uv_stream_t *)&connection->tcp);
-    connection->reading_paused = true;
+static void on_read(struct transport *transport, const char *data, ssize_t length) {
+    struct connection *connection = connection_of(transport);
+    if (length < 0) {
+        connection_end_input(connection, length);
+    } else if (connection->state == CONNECTION_READING) {
+        connection_process(connection, data, (size_t)length);
+    } else if (connection->state == CONNECTION_ANSWERING) {
+        connection_keep_ahead(connection, data, (size_t)length);
+    }
 }
 
 static void connection_keep_ahead(struct connection *connection, const char *data, size_t length) {
@@ -155,7 +113,7 @@ static void connection_keep_ahead(struct connection *connection, const char *dat
     if (connection->ahead.failed) {
         connection_break(connection, "no memory for pipelined requests");
     } else if (connection->ahead.length > AHEAD_BYTES_MAX) {
-        connection_pause(connection);
+        transport_read_stop(&connection->transport);
     }
 }
 
@@ -193,6 +151,11 @@ static void connection_process(struct connection *connection, const char *data, 
     }
 }
 
+static void connection_read_on(struct connection *connection) {
+    transport_read_start(&connection->transport); /* nothing happens if it was not stopped */
+    if (connection->transport.end != 0) server_sweep_soon(connection->server);
+}
+
 /* Goes on with what was kept while the connection answered or was held. */
 static void connection_resume(struct connection *connection) {
     struct text_buffer ahead = connection->ahead;
@@ -202,10 +165,8 @@ static void connection_resume(struct connection *connection) {
     text_free(&ahead);
     bool is_open =
         connection->state == CONNECTION_READING || connection->state == CONNECTION_ANSWERING;
-    if (connection->reading_paused && is_open && !connection->is_held &&
-        connection->ahead.length <= AHEAD_BYTES_MAX) {
-        connection->reading_paused = false;
-        uv_read_start((uv_stream_t *)&connection->tcp, on_allocate, on_read);
+    if (is_open && !connection->is_held && connection->ahead.length <= AHEAD_BYTES_MAX) {
+        connection_read_on(connection);
     }
 }
 
@@ -226,7 +187,7 @@ static void connection_make_due(struct connection *connection) {
 static void connection_hold(struct connection *connection, const char *data, size_t length) {
     connection->is_held = true;
     connection_keep_ahead(connection, data, length);
-    connection_pause(connection);
+    transport_read_stop(&connection->transport);
     if (!connection_is_behind(connection)) connection_make_due(connection);
 }
 
@@ -243,6 +204,11 @@ bool connection_take_turns(struct server *server) {
 }
 
 /* ---- Exchanges ------------------------------------------------------------------------------- */
+
+static void request_id_make(char id[REQUEST_ID_MAX + 1]) {
+    snprintf(id, REQUEST_ID_MAX + 1, "req-%016llx%016llx", (unsigned long long)server_random(),
+             (unsigned long long)server_random());
+}
 
 static void exchange_identify(struct exchange *exchange) {
     struct http_slice given;
@@ -282,7 +248,8 @@ static void connection_begin_exchange(struct connection *connection) {
     connection->parser.discards_body = exchange->refusal.status != 0 || exchange->ignores_body;
     bool has_body = head->chunked || head->content_length > 0;
     if (exchange->refusal.status != 0 && has_body &&
-        (head->expects_continue || head->content_length > REFUSED_BODY_MAX)) {
+        (head->expects_continue || head->content_length > REFUSED_BODY_MAX ||
+         connection->is_visitor)) {
         connection->state = CONNECTION_ANSWERING;
         exchange_answer_error(exchange, &exchange->refusal);
     } else if (head->expects_continue && has_body) {
@@ -308,7 +275,8 @@ static void connection_answer_failure(struct connection *connection, int status,
     if (!exchange->server) exchange_reset(connection); /* the head was not complete, or too much */
     connection->state = CONNECTION_ANSWERING;
     struct api_error error;
-    api_error_set(&error, status, NULL, NULL, "%s", message);
+    const char *code = status == 503 ? "server_overloaded" : NULL;
+    api_error_set(&error, status, code, NULL, "%s", message);
     error.never_retry = status == 501 || status == 505; /* the same bytes will not do better */
     exchange->allow = ROUTER_METHODS;                   /* of a 405 */
     exchange_answer_error(exchange, &error);
@@ -334,65 +302,23 @@ void connection_end_exchange(struct connection *connection, bool keep_alive) {
 
 /* ---- Writing --------------------------------------------------------------------------------- */
 
-struct write_request {
-    uv_write_t request;
-    struct connection *connection;
-    char bytes[];
-};
-
-static void on_written(uv_write_t *request, int status) {
-    struct write_request *write = (struct write_request *)request;
-    struct connection *connection = write->connection;
+static void on_written(struct transport *transport, int status) {
+    struct connection *connection = connection_of(transport);
     size_t low_water = connection->server->settings->send_high_water / 2;
-    if (status < 0 && status != UV_ECANCELED) connection_break(connection, uv_strerror(status));
-    if (status == 0 && connection->is_held && connection_unsent(connection) <= low_water) {
+    if (status < 0) connection_break(connection, uv_strerror(status));
+    if (status == 0 && connection->is_held && transport_unsent(transport) <= low_water) {
         connection_make_due(connection);
     }
-    free(write);
 }
 
 size_t connection_unsent(const struct connection *connection) {
-    return uv_stream_get_write_queue_size((const uv_stream_t *)&connection->tcp);
-}
-
-/* Copies the pieces without their first `skip` bytes and leaves them to libuv. */
-static void connection_queue(struct connection *connection, const uv_buf_t *pieces, unsigned count,
-                             size_t skip, size_t length) {
-    struct write_request *write = malloc(sizeof *write + length);
-    if (!write) {
-        connection_break(connection, "no memory for an answer");
-        return;
-    }
-    write->connection = connection;
-    connection->queued_bytes += length;
-    char *at = write->bytes;
-    for (unsigned i = 0; i < count; i++) {
-        size_t skipped = skip < pieces[i].len ? skip : pieces[i].len;
-        skip -= skipped;
-        if (pieces[i].len == skipped) continue;
-        memcpy(at, pieces[i].base + skipped, pieces[i].len - skipped);
-        at += pieces[i].len - skipped;
-    }
-    uv_buf_t piece = {.base = write->bytes, .len = length};
-    int result = uv_write(&write->request, (uv_stream_t *)&connection->tcp, &piece, 1, on_written);
-    if (result == 0) return;
-    free(write);
-    connection_break(connection, uv_strerror(result));
+    return transport_unsent(&connection->transport);
 }
 
 void connection_write(struct connection *connection, const uv_buf_t *pieces, unsigned count) {
     if (connection->is_broken || connection->state == CONNECTION_CLOSING) return;
-    size_t length = 0, sent = 0;
-    for (unsigned i = 0; i < count; i++) length += pieces[i].len;
-    if (connection_unsent(connection) == 0) {
-        int result = uv_try_write((uv_stream_t *)&connection->tcp, pieces, count);
-        if (result < 0 && result != UV_EAGAIN) {
-            connection_break(connection, uv_strerror(result));
-            return;
-        }
-        if (result > 0) sent = (size_t)result;
-    }
-    if (sent < length) connection_queue(connection, pieces, count, sent, length - sent);
+    int result = transport_write(&connection->transport, pieces, count);
+    if (result != 0) connection_break(connection, uv_strerror(result));
 }
 
 void connection_break(struct connection *connection, const char *why) {
@@ -404,10 +330,10 @@ void connection_break(struct connection *connection, const char *why) {
 
 /* ---- Ending ---------------------------------------------------------------------------------- */
 
-static void on_shut_down(uv_shutdown_t *request, int status) {
-    struct connection *connection = request->handle->data;
+static void on_shut_down(struct transport *transport, int status) {
+    struct connection *connection = connection_of(transport);
     if (status != 0) {
-        if (status != UV_ECANCELED) connection_break(connection, uv_strerror(status));
+        connection_break(connection, uv_strerror(status));
         return;
     }
     connection->was_shut_down = true;
@@ -419,22 +345,30 @@ static void on_shut_down(uv_shutdown_t *request, int status) {
  * with unread input would reset the connection and could take the answer away from the client. */
 static void connection_finish(struct connection *connection) {
     if (connection->state == CONNECTION_CLOSING) return;
-    uv_stream_t *stream = (uv_stream_t *)&connection->tcp;
     connection->state = CONNECTION_LINGERING;
     connection->is_held = connection->is_due = false;
     text_free(&connection->ahead);
     http_parser_free(&connection->parser);
-    if (connection->reading_paused) uv_read_start(stream, on_allocate, on_read);
-    connection->reading_paused = false;
-    int result = uv_shutdown(&connection->shutdown, stream, on_shut_down);
+    connection_read_on(connection);
+    int result = transport_shut_down(&connection->transport);
     if (result != 0) connection_break(connection, uv_strerror(result));
 }
 
-static void on_closed(uv_handle_t *handle) {
-    struct connection *connection = handle->data;
+static void on_closed(struct transport *transport) {
+    struct connection *connection = connection_of(transport);
     http_parser_free(&connection->parser);
     text_free(&connection->ahead);
     free(connection);
+}
+
+static const struct transport_owner *transport_owner(void) {
+    static const struct transport_owner owner = {
+        .on_read = on_read,
+        .on_written = on_written,
+        .on_shut_down = on_shut_down,
+        .on_closed = on_closed,
+    };
+    return &owner;
 }
 
 /* Only callbacks of libuv come here, never code that answers: see exchange.h on jobs. */
@@ -445,7 +379,7 @@ static void connection_close(struct connection *connection) {
     connection->is_held = connection->is_due = false;
     connection_unlink(connection);
     if (was_answering) exchange_abandon(&connection->exchange);
-    uv_close((uv_handle_t *)&connection->tcp, on_closed);
+    transport_close(&connection->transport, !was_answering && !connection->is_broken);
 }
 
 /* What a stopping server could not finish is at least told so. */
@@ -470,20 +404,24 @@ void connection_interrupt_all(struct server *server) {
 
 /* ---- Timeouts -------------------------------------------------------------------------------- */
 
-/* While reading is paused, libuv does not tell that the client left. The kernel does, even behind
- * bytes that nobody has read. */
+/* Nobody is told of a client that leaves while its bytes are not read: one has to look. */
 static bool client_hung_up(const struct connection *connection) {
-    struct pollfd watch = {.events = POLLRDHUP};
-    if (!connection->reading_paused || connection->state != CONNECTION_ANSWERING) return false;
-    if (uv_fileno((const uv_handle_t *)&connection->tcp, &watch.fd) != 0) return false;
-    return poll(&watch, 1, 0) > 0;
+    const struct transport *transport = &connection->transport;
+    return connection->state == CONNECTION_ANSWERING && !transport->is_reading &&
+           transport_has_ended(transport);
 }
 
 static void sweep_reading(struct connection *connection, double waited_s) {
     const struct serve_settings *settings = connection->server->settings;
     const struct http_parser *parser = &connection->parser;
     double flowing_s = (double)parser->body_seen / BODY_BYTES_PER_S;
-    if (http_parser_is_idle(parser)) {
+    if (!transport_is_open(&connection->transport)) {
+        if (waited_s > settings->header_timeout) connection_close(connection);
+    } else if (connection->is_visitor) {
+        if (waited_s > VISITOR_S) {
+            connection_answer_failure(connection, 503, "too many connections; try again");
+        }
+    } else if (http_parser_is_idle(parser)) {
         if (waited_s > settings->idle_timeout) connection_close(connection);
     } else if (!parser->head.complete) {
         if (waited_s > settings->header_timeout) {
@@ -497,7 +435,7 @@ static void sweep_reading(struct connection *connection, double waited_s) {
 /* True while the client takes what is written, or there is nothing to take. */
 static bool client_takes_bytes(struct connection *connection, uint64_t now_ms) {
     size_t unsent = connection_unsent(connection);
-    uint64_t taken = connection->queued_bytes - unsent;
+    uint64_t taken = connection->transport.queued_bytes - unsent;
     if (unsent == 0 || taken != connection->taken_bytes) connection->taken_at_ms = now_ms;
     connection->taken_bytes = taken;
     double stalled_s = (double)(now_ms - connection->taken_at_ms) / 1000;
@@ -507,6 +445,8 @@ static bool client_takes_bytes(struct connection *connection, uint64_t now_ms) {
 static void connection_sweep(struct connection *connection, uint64_t now_ms) {
     struct exchange *exchange = &connection->exchange;
     double waited_s = (double)(now_ms - connection->since_ms) / 1000;
+    transport_deliver_end(&connection->transport);
+    if (connection->state == CONNECTION_CLOSING) return;
     if (connection->is_broken || !client_takes_bytes(connection, now_ms) ||
         client_hung_up(connection)) {
         connection_close(connection);

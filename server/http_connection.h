@@ -1,17 +1,22 @@
-/* One TCP connection: bytes to requests, answers to bytes, in order, under limits and timeouts.
+/* One connection: bytes to requests, answers to bytes, in order, under limits and timeouts.
  *
  * One exchange at a time. Bytes of later requests wait in a bounded buffer while one is answered,
  * so that reading goes on and a client that leaves is noticed at once. Requests that are answered
  * at once come in turns, so that no client keeps the loop to itself, and only while the client
  * takes the answers: nobody can make the server hold more than the high-water mark and one answer.
+ *
+ * A client that says that it sends no more (a half-close; under TLS a close_notify) gets the answers
+ * that are complete. One that says so while an answer is being made has left: TCP cannot tell a
+ * half-close from a closed program, and to go on would compute answers that nobody reads.
  */
 #ifndef FATHOM_HTTP_CONNECTION_H
 #define FATHOM_HTTP_CONNECTION_H
 
-#include <uv.h>
-
 #include "server/exchange.h"
 #include "server/http_parser.h"
+#include "server/transport.h"
+
+#define CONNECTION_VISITORS_MAX 64
 
 enum connection_state {
     CONNECTION_READING,   /* between requests, or inside one */
@@ -21,15 +26,14 @@ enum connection_state {
 };
 
 struct connection {
-    uv_tcp_t tcp;
-    uv_shutdown_t shutdown;
+    struct transport transport;
     struct server *server;
     struct connection *previous, *next;
     enum connection_state state;
     uint64_t since_ms;   /* uv_now when the wait that a timeout limits began */
     bool is_processing;  /* inside the parse loop, which goes on by itself after an answer */
+    bool is_visitor;     /* over the limit: answers probes, refuses the rest, closes */
     bool is_broken;      /* writing failed or fell behind: closed by the next sweep */
-    bool reading_paused; /* too much was sent ahead, or the connection is held */
     bool is_held;        /* between requests: waits for its turn, or for the client to take bytes */
     bool is_due;         /* held, and its turn is the next */
     bool was_shut_down;  /* our side: everything was sent */
@@ -41,7 +45,8 @@ struct connection {
     uint64_t taken_at_ms;               /* when the client was last seen to take some */
 };
 
-/* Accepts one connection; over the limit of connections it is answered 503 and closed. */
+/* Accepts one connection. A few more than the limit are taken as visitors, so that probes reach a
+ * server that is full and others are told; beyond those, clients wait to be accepted. */
 void connection_accept(struct server *server);
 
 /* Goes on with the connections that are due; true if some are due again. */

@@ -167,7 +167,7 @@ static int head_parse_request_line(struct http_head *head, const char *line, siz
     return head_parse_target(head, error);
 }
 
-/* Origin form (/path?query), absolute form (http://host/path) or, for OPTIONS, an asterisk. */
+/* Origin form (/path?query), absolute form (http://host/path, https too) or, for OPTIONS, an asterisk. */
 static int head_parse_target(struct http_head *head, struct error *error) {
     struct http_slice target = http_head_slice(head, head->target);
     if (target.length > HTTP_TARGET_MAX) {
@@ -181,8 +181,11 @@ static int head_parse_target(struct http_head *head, struct error *error) {
         }
     }
     const char *start = target.data, *end = target.data + target.length;
-    if (target.length > 7 && strncasecmp(start, "http://", 7) == 0) {
-        start = memchr(start + 7, '/', target.length - 7);
+    size_t scheme = 0;
+    if (target.length > 7 && strncasecmp(start, "http://", 7) == 0) scheme = 7;
+    if (target.length > 8 && strncasecmp(start, "https://", 8) == 0) scheme = 8;
+    if (scheme > 0) {
+        start = memchr(start + scheme, '/', target.length - scheme);
         if (!start) return head_fail(error, 400, "the request target has no path");
     }
     bool asterisk = head->method == HTTP_METHOD_OPTIONS && http_slice_equals(target, "*");

@@ -4,33 +4,35 @@
 #include <strings.h>
 
 #include "server/endpoints.h"
+#include "server/http_connection.h"
 #include "server/server.h"
 
 enum route_needs { NEEDS_NOTHING, NEEDS_MODEL, NEEDS_READY };
 
 struct route {
     const char *path;
+    enum route_needs needs;
+    exchange_handler handler;
     bool takes_rest; /* "/v1/models/" and anything after it */
     bool is_post;    /* else GET, and HEAD with it */
     bool is_open; /* without an API key: what a supervisor asks, and the page, which asks for one */
-    enum route_needs needs;
-    exchange_handler handler;
+    bool is_probe; /* even when there are too many connections */
 };
 
 static const struct route routes[] = {
-    {"/", false, false, true, NEEDS_NOTHING, page_handle},
-    {"/v1/completions", false, true, false, NEEDS_READY, completions_handle},
-    {"/v1/chat/completions", false, true, false, NEEDS_READY, chat_completions_handle},
-    {"/v1/models", false, false, false, NEEDS_MODEL, models_handle},
-    {"/v1/models/", true, false, false, NEEDS_MODEL, model_handle},
-    {"/tokenize", false, true, false, NEEDS_READY, tokenize_handle},
-    {"/detokenize", false, true, false, NEEDS_READY, detokenize_handle},
-    {"/health", false, false, true, NEEDS_MODEL, health_handle},
-    {"/ready", false, false, true, NEEDS_READY, ready_handle},
-    {"/metrics", false, false, false, NEEDS_NOTHING, metrics_handle},
-    {"/debug/steps", false, false, false, NEEDS_MODEL, steps_handle},
-    {"/version", false, false, false, NEEDS_NOTHING, version_handle},
-    {"/openapi.json", false, false, false, NEEDS_NOTHING, openapi_handle},
+    {"/", NEEDS_NOTHING, page_handle, .is_open = true},
+    {"/v1/completions", NEEDS_READY, completions_handle, .is_post = true},
+    {"/v1/chat/completions", NEEDS_READY, chat_completions_handle, .is_post = true},
+    {"/v1/models", NEEDS_MODEL, models_handle},
+    {"/v1/models/", NEEDS_MODEL, model_handle, .takes_rest = true},
+    {"/tokenize", NEEDS_READY, tokenize_handle, .is_post = true},
+    {"/detokenize", NEEDS_READY, detokenize_handle, .is_post = true},
+    {"/health", NEEDS_MODEL, health_handle, .is_open = true, .is_probe = true},
+    {"/ready", NEEDS_READY, ready_handle, .is_open = true, .is_probe = true},
+    {"/metrics", NEEDS_NOTHING, metrics_handle, .is_probe = true},
+    {"/debug/steps", NEEDS_MODEL, steps_handle},
+    {"/version", NEEDS_NOTHING, version_handle},
+    {"/openapi.json", NEEDS_NOTHING, openapi_handle},
 };
 
 static const struct route *route_find(struct http_slice path) {
@@ -134,6 +136,11 @@ void router_admit(struct exchange *exchange) {
     if (!route->is_open && !key_is_accepted(exchange)) {
         api_error_set(&exchange->refusal, 401, "invalid_api_key", NULL,
                       "give a valid API key as 'Authorization: Bearer KEY'");
+        return;
+    }
+    if (exchange->connection->is_visitor && !route->is_probe) {
+        api_error_set(&exchange->refusal, 503, "server_overloaded", NULL,
+                      "too many connections; try again");
         return;
     }
     if (admit_phase(route, exchange) != 0) return;

@@ -8,6 +8,7 @@
 
 #include "server/endpoints.h"
 #include "server/http_connection.h"
+#include "server/tls.h"
 
 #define LISTEN_BACKLOG 1024
 #define SWEEP_MS       250
@@ -46,7 +47,7 @@ static void watch_loop(struct server *server) {
 static void on_sweep(uv_timer_t *timer) {
     struct server *server = timer->data;
     watch_loop(server);
-    if (server->accept_owed) {
+    if (server->accept_owed && !uv_is_closing((uv_handle_t *)&server->listener)) {
         server->accept_owed = false;
         connection_accept(server);
     }
@@ -125,8 +126,9 @@ static int server_listen(struct server *server, struct error *error) {
     uv_tcp_getsockname(&server->listener, (struct sockaddr *)&address, &length);
     uv_ip_name((struct sockaddr *)&address, name, sizeof name);
     bool is_ip6 = address.ss_family == AF_INET6;
-    log_announce(&server->log, "listening on http://%s%s%s:%d", is_ip6 ? "[" : "", name,
-                 is_ip6 ? "]" : "", ntohs(((struct sockaddr_in *)&address)->sin_port));
+    log_announce(&server->log, "listening on %s://%s%s%s:%d", server->tls ? "https" : "http",
+                 is_ip6 ? "[" : "", name, is_ip6 ? "]" : "",
+                 ntohs(((struct sockaddr_in *)&address)->sin_port));
     return 0;
 }
 
@@ -139,7 +141,7 @@ static void raise_descriptor_limit(struct server *server) {
     limit.rlim_cur = limit.rlim_max;
     setrlimit(RLIMIT_NOFILE, &limit);
     getrlimit(RLIMIT_NOFILE, &limit);
-    if (limit.rlim_cur < server->settings->max_connections + 64) {
+    if (limit.rlim_cur < server->settings->max_connections + CONNECTION_VISITORS_MAX + 64) {
         log_message(&server->log, LOG_WARNING,
                     "the system allows %llu open files, fewer than --max-connections %zu needs",
                     (unsigned long long)limit.rlim_cur, server->settings->max_connections);
@@ -150,6 +152,10 @@ static int server_open(struct server *server, struct error *error) {
     const struct serve_settings *settings = server->settings;
     int result =
         api_keys_load(&server->keys, settings->api_key_file, getenv("FATHOM_API_KEY"), error);
+    if (result == 0 && settings->tls_certificate) {
+        result =
+            tls_context_create(settings->tls_certificate, settings->tls_key, &server->tls, error);
+    }
     if (result != 0) return result;
     server->log.format = settings->log_format;
     server->log.level = settings->log_level;
@@ -187,6 +193,7 @@ void server_close_handles(struct server *server) {
 
 static void server_free(struct server *server) {
     api_keys_free(&server->keys);
+    tls_context_destroy(server->tls);
     free(server);
 }
 

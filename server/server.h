@@ -14,11 +14,12 @@
 #include "server/log.h"
 #include "server/metrics.h"
 #include "server/settings.h"
+#include "server/transport.h"
 
-#define READ_BUFFER_BYTES ((size_t)64 << 10)
-#define EVENT_BATCH       256
+#define EVENT_BATCH 256
 
 struct connection;
+struct tls_context;
 struct completion_job;
 
 struct server {
@@ -37,6 +38,7 @@ struct server {
     struct api_context context;
     struct auto_options auto_quality; /* the settings', its floor and `previous` found */
 
+    struct tls_context *tls;        /* NULL: connections are plain */
     struct connection *connections; /* list */
     size_t connection_count;
     size_t queued_bodies, queued_body_bytes; /* on the thread pool */
@@ -50,7 +52,8 @@ struct server {
     uint64_t engine_steps;    /* at the last sweep */
     uint64_t engine_moved_ms; /* uv_now when the engine last finished a step or had nothing to do */
 
-    char read_buffer[READ_BUFFER_BYTES]; /* shared: what is read is handled before the next read */
+    char read_buffer
+        [TRANSPORT_READ_BYTES]; /* shared: what is read is handled before the next read */
     struct engine_event events[EVENT_BATCH];
 };
 

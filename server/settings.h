@@ -18,6 +18,7 @@ struct serve_settings {
 
     const char *host;
     size_t port;              /* 0: any free one */
+    const char *tls_certificate, *tls_key; /* PEM files, both or neither */
     const char *api_key_file; /* NULL: none; FATHOM_API_KEY may hold one key */
     const char *cors_origin;  /* NULL: off; "*" or one origin */
 

@@ -1,7 +1,8 @@
 """Starts the real binary and talks to it: no mocks, no test doors in the server.
 
 FATHOM_BINARY (default build/fathom) and FATHOM_MODEL (default models/fathom-tiny, or the smallest
-checkpoint with a tokenizer when that is not there) choose what is tested.
+checkpoint with a tokenizer when that is not there) choose what is tested. With FATHOM_TEST_TLS=1
+every server speaks TLS: the same tests, through the other transport.
 """
 
 import functools
@@ -11,7 +12,9 @@ import queue
 import re
 import signal
 import socket
+import ssl
 import subprocess
+import tempfile
 import threading
 import time
 
@@ -22,6 +25,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = os.environ.get("FATHOM_BINARY", str(ROOT / "build" / "fathom"))
 START_TIMEOUT = 60
+EVERYTHING_OVER_TLS = os.environ.get("FATHOM_TEST_TLS") == "1"
 
 
 def find_model():
@@ -33,11 +37,30 @@ def find_model():
     return str(ROOT / "tests" / "reference" / "golden" / "with-tokenizer")
 
 
+def make_certificate(folder, key="ec"):
+    """A self-signed certificate for 127.0.0.1; returns the paths of certificate and key."""
+    paths = [pathlib.Path(folder) / f"{key.replace(':', '')}-{name}.pem" for name in ("cert", "key")]
+    kind = ["-newkey", key] + (["-pkeyopt", "ec_paramgen_curve:prime256v1"] if key == "ec" else [])
+    subprocess.run(["openssl", "req", "-x509", *kind, "-nodes", "-days", "2", "-subj", "/CN=fathom",
+                    "-addext", "subjectAltName=IP:127.0.0.1", "-out", paths[0], "-keyout", paths[1]],
+                   check=True, capture_output=True)
+    return paths
+
+
+@functools.cache
+def certificate():
+    return make_certificate(tempfile.mkdtemp(prefix="fathom-tls-"))
+
+
 class Server:
     """One process. Flags are keyword arguments: kv_budget="8MiB" is --kv-budget 8MiB."""
 
-    def __init__(self, model=None, wait="ready", environment=None, **flags):
+    def __init__(self, model=None, wait="ready", environment=None, tls=EVERYTHING_OVER_TLS, **flags):
         flags = {"port": 0, "kv_budget": "64MiB", **flags}
+        self.trust = ssl.create_default_context() if tls else None
+        if tls:
+            flags["tls_cert"], flags["tls_key"] = certificate()
+            self.trust.load_verify_locations(flags["tls_cert"])
         command = [BINARY, "serve", model or find_model()]
         for name, value in flags.items():
             command.append(f"--{name.replace('_', '-')}")
@@ -51,9 +74,9 @@ class Server:
         self.lines, self.new_lines = [], queue.Queue()
         threading.Thread(target=self._read_log, daemon=True).start()
         self.port = None
-        address = self.wait_for(r"listening on http://(\S+):(\d+)")
-        self.host, self.port = address.group(1), int(address.group(2))
-        self.url = f"http://{self.host}:{self.port}"
+        address = self.wait_for(r"listening on (https?)://(\S+):(\d+)")
+        self.host, self.port = address.group(2), int(address.group(3))
+        self.url = f"{address.group(1)}://{self.host}:{self.port}"
         if wait == "ready":
             self.wait_for(r"^ready$|\"message\":\"ready\"")
 
@@ -82,16 +105,23 @@ class Server:
                 pass
 
     def get(self, path, **arguments):
-        return httpx.get(self.url + path, timeout=60, **arguments)
+        return httpx.get(self.url + path, timeout=60, verify=self.trust or True, **arguments)
 
     def post(self, path="/v1/completions", json=None, **arguments):
-        return httpx.post(self.url + path, json=json, timeout=60, **arguments)
+        return httpx.post(self.url + path, json=json, timeout=60, verify=self.trust or True,
+                          **arguments)
 
     def complete(self, headers=None, **fields):
         fields = {"model": self.model_id, "prompt": "Once upon a time", "max_tokens": 12, **fields}
         return self.post(json=fields, headers=headers)
 
     def connect(self, receive_buffer=None):
+        connection = self.connect_plain(receive_buffer)
+        if not self.trust:
+            return connection
+        return self.trust.wrap_socket(connection, server_hostname=self.host)
+
+    def connect_plain(self, receive_buffer=None):
         connection = socket.socket()
         if receive_buffer:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -101,6 +131,8 @@ class Server:
 
     def client(self, **arguments):
         arguments = {"api_key": "none", "max_retries": 0, "timeout": 60, **arguments}
+        if self.trust:
+            arguments["http_client"] = openai.DefaultHttpxClient(verify=self.trust)
         return openai.OpenAI(base_url=self.url + "/v1", **arguments)
 
     @property

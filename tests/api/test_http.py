@@ -26,6 +26,7 @@ TABLE = [
     ("leading empty lines", b"\r\n\r\n" + GET + b"\r\n", 200),
     ("1.0 without Host", b"GET /version HTTP/1.0\r\n\r\n", 200),
     ("absolute form", b"GET http://x/version HTTP/1.1\r\n" + HOST + b"\r\n", 200),
+    ("absolute form of https", b"GET https://x/version HTTP/1.1\r\n" + HOST + b"\r\n", 200),
     ("query", b"GET /version?a=b HTTP/1.1\r\n" + HOST + b"\r\n", 200),
     ("upgrade is declined", GET + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n", 200),
     ("body of GET is ignored", GET + length(), 200),
