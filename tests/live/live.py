@@ -2,6 +2,7 @@
 
 import pathlib
 import shutil
+import socket
 
 import pytest
 
@@ -14,3 +15,8 @@ def find_program(*names, package):
         if path := shutil.which(name):
             return path
     pytest.skip(f"{names[0]} is not installed (Debian's package {package} has it)")
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import socket
 import subprocess
 import threading
 import time
@@ -11,7 +10,7 @@ import time
 import httpx
 import pytest
 
-from live import ROOT, find_program
+from live import ROOT, find_program, free_port
 
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "fathom.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
@@ -46,11 +45,6 @@ def test_dashboard_shows_what_is_exported(server):
         for name in re.findall(r"\b(?:fathom|process)_\w+", expression):
             plain = re.sub(r"_(bucket|sum|count)$", "", name)
             assert f"# TYPE {name} " in page or f"# TYPE {plain} histogram" in page, name
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 def work(server, done):
