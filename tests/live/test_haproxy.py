@@ -130,7 +130,7 @@ def restart_all(cluster):
 
 @pytest.mark.parametrize("shape", [("--no-stream",), ()], ids=["whole", "streamed"])
 def test_a_rolling_restart_loses_nothing(cluster, shape):
-    load = bench(cluster, "-c", 12, "-n", 0, "-d", 40, "-i", 48, "-o", 24, "-q", "fast", *shape)
+    load = bench(cluster, "-c", 32, "-n", 0, "-d", 60, "-i", 48, "-o", 32, "-q", "fast", *shape)
     time.sleep(1)
     started = time.monotonic()
     restart_all(cluster)
@@ -141,7 +141,7 @@ def test_a_rolling_restart_loses_nothing(cluster, shape):
     point = json.loads(report)["points"][0]
     print(f"three restarts in {took:.1f} s: {point['completed']} requests, {point['failed']} failed")
     assert point["failed"] == 0, (point, complaints)
-    assert point["completed"] > 100
+    assert point["completed"] > 50
 
 
 class Stream(threading.Thread):
