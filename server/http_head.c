@@ -133,7 +133,11 @@ static int head_parse_request_line(struct http_head *head, const char *line, siz
     } methods[] = {{"GET", HTTP_METHOD_GET},
                    {"HEAD", HTTP_METHOD_HEAD},
                    {"POST", HTTP_METHOD_POST},
-                   {"OPTIONS", HTTP_METHOD_OPTIONS}};
+                   {"OPTIONS", HTTP_METHOD_OPTIONS},
+                 {"PUT", HTTP_METHOD_OTHER},
+                 {"DELETE", HTTP_METHOD_OTHER},
+                 {"PATCH", HTTP_METHOD_OTHER},
+                 {"TRACE", HTTP_METHOD_OTHER}};
     size_t method_length = 0;
     while (method_length < length && http_is_token_character((unsigned char)line[method_length])) {
         method_length++;
@@ -141,7 +145,7 @@ static int head_parse_request_line(struct http_head *head, const char *line, siz
     if (method_length == 0 || method_length == length || line[method_length] != ' ') {
         return head_fail(error, 400, "the request line does not start with a method");
     }
-    head->method = HTTP_METHOD_OTHER;
+    head->method = HTTP_METHOD_UNKNOWN;
     for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
         struct http_slice method = {line, method_length};
         if (http_slice_equals(method, methods[i].name)) head->method = methods[i].method;

@@ -2,8 +2,8 @@
  *
  * Parsers differ in what they forgive (a bare LF, a folded line, a space before the colon), and a
  * proxy and a server that differ can be made to disagree on where a request ends. So this file
- * forgives nothing of RFC 9112 but empty lines before a request, and the HTTP library behind it
- * only ever sees heads that passed. No sockets here: a pure function of bytes.
+ * forgives nothing of RFC 9112 but empty lines before a request. No sockets here: a pure function of
+ * bytes.
  */
 #ifndef FATHOM_HTTP_HEAD_H
 #define FATHOM_HTTP_HEAD_H
@@ -25,7 +25,8 @@ enum http_method {
     HTTP_METHOD_HEAD,
     HTTP_METHOD_POST,
     HTTP_METHOD_OPTIONS,
-    HTTP_METHOD_OTHER
+    HTTP_METHOD_OTHER,  /* PUT, DELETE, PATCH, TRACE: known, and served nowhere */
+    HTTP_METHOD_UNKNOWN /* CONNECT is one: what follows it would be no request */
 };
 
 /* A part of the head's bytes, by offset because the bytes may move while more arrive. */

@@ -1,13 +1,12 @@
 /* Bytes of a connection in, requests out: head, then body, one after another, under limits.
  *
- * http_head checks the head, llhttp frames the body (by length or chunked). Feeding the same bytes
- * in any pieces gives the same requests. No sockets, no clocks: fuzzable as it is.
+ * http_head checks the head; the body is framed by its length or by http_chunks. Feeding the same
+ * bytes in any pieces gives the same requests. No sockets, no clocks: fuzzable as it is.
  */
 #ifndef FATHOM_HTTP_PARSER_H
 #define FATHOM_HTTP_PARSER_H
 
-#include <llhttp.h>
-
+#include "server/http_chunks.h"
 #include "server/http_head.h"
 
 enum http_progress {
@@ -26,10 +25,9 @@ struct http_parser {
     int status;         /* of a failure */
     struct error error;
 
-    llhttp_t framing;
+    struct http_chunks chunks; /* of a chunked body */
     bool message_complete;
-    size_t body_seen,
-        body_overhead; /* decoded bytes; bytes of chunk sizes, extensions and trailers */
+    size_t body_seen; /* bytes of the body so far, kept or not */
 };
 
 void http_parser_init(struct http_parser *parser, const struct http_limits *limits);
