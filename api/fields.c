@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
+
 /* As a tree, an array takes about 100 bytes and a number 40, whatever little text they were:
  * without these bounds 16 MiB of "[[],[],..." would take half a gigabyte. Both leave room for 256
  * prompts of 8192 ids. */
@@ -18,15 +20,15 @@ int body_parse(const char *body, size_t length, json_t **object, struct api_erro
     json_error_t syntax;
     int result = check_extent(body, length, error);
     if (result != 0) return result;
-    json_t *value = json_loadb(body, length, JSON_ALLOW_NUL, &syntax);
-    if (!value && json_error_code(&syntax) == json_error_numeric_overflow) {
+    bool no_memory;
+    json_t *value = json_parse(body, length, JSON_ALLOW_NUL, &syntax, &no_memory);
+    if (!value && !no_memory && json_error_code(&syntax) == json_error_numeric_overflow) {
         /* An integer beyond 64 bits. As a real it is out of every field's range, and so gets
          * refused by name, or ignored where it stands in a field that is ignored. */
-        value = json_loadb(body, length, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &syntax);
+        value =
+            json_parse(body, length, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &syntax, &no_memory);
     }
-    if (!value && json_error_code(&syntax) == json_error_out_of_memory) {
-        return refuse_no_memory(error);
-    }
+    if (no_memory) return refuse_no_memory(error);
     if (!value) {
         return api_error_set(error, 400, NULL, NULL,
                              "the body is not valid JSON: %s (line %d, column %d)", syntax.text,

@@ -6,6 +6,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/json.h"
+
 const char *failure_name(enum failure failure) {
     static const char *const names[FAILURE_KINDS] = {
         [FAILURE_NONE] = "none",
@@ -121,12 +123,23 @@ static const char *error_message(const json_t *error) {
     return message ? message : "an error without a message";
 }
 
+/* A value takes a hundred bytes of memory, however little text it was. */
+static bool is_bounded(const char *data, size_t length) {
+    struct json_extent extent = json_measure(data, length);
+    return extent.containers + extent.commas + extent.colons <= ANSWER_VALUES_MAX;
+}
+
 /* An event's data or a whole body. */
 static void take_object(struct answer *answer, const char *data, size_t length) {
     json_error_t where;
-    json_t *object = json_loadb(data ? data : "", length, 0, &where);
+    bool no_memory = false, bounded = is_bounded(data, length);
+    json_t *object = bounded ? json_parse(data ? data : "", length, 0, &where, &no_memory) : NULL;
     const json_t *error = json_object_get(object, "error");
-    if (!object) {
+    if (!bounded) {
+        answer_fail(answer, FAILURE_TOO_LARGE, "JSON with over a million keys and values");
+    } else if (no_memory) {
+        answer_fail(answer, FAILURE_TOO_LARGE, "no memory for the answer's JSON");
+    } else if (!object) {
         answer_fail(answer, FAILURE_CONTENT, where.text);
     } else if (!json_is_object(object)) {
         answer_fail(answer, FAILURE_CONTENT, "JSON that is not an object");
@@ -231,8 +244,10 @@ static int on_body(llhttp_t *framing, const char *at, size_t length) {
 /* The failure that a status other than 200 is. */
 static void judge_status(struct answer *answer) {
     char said[sizeof answer->detail];
-    json_t *object =
-        json_loadb(answer->body.data ? answer->body.data : "", answer->body.length, 0, NULL);
+    const char *body = answer->body.data ? answer->body.data : "";
+    json_t *object = is_bounded(body, answer->body.length)
+                         ? json_loadb(body, answer->body.length, 0, NULL)
+                         : NULL;
     const json_t *error = json_object_get(object, "error");
     snprintf(said, sizeof said, "%d%s%s", answer->status, error ? ": " : "",
              error ? error_message(error) : "");

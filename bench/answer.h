@@ -12,6 +12,7 @@
 
 #define ANSWER_HEAD_MAX    ((size_t)64 << 10)
 #define ANSWER_BODY_MAX    ((size_t)64 << 20) /* of what is kept: a body that is not a stream */
+#define ANSWER_VALUES_MAX  ((size_t)1 << 20)  /* keys and values of one JSON text */
 #define ANSWER_TOKENS_MAX  16777216           /* a usage that says more is wrong */
 #define ANSWER_QUALITY_MAX 32
 

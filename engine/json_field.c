@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/json.h"
+
 /* A value of two bytes of text ("[]") becomes a hundred bytes of tree. The largest document we need
  * is the header of 1 Mi tensors with about a dozen commas and brackets each. */
 #define VALUES_MAX ((size_t)16 << 20)
@@ -17,7 +19,11 @@ int json_object_parse(const char *text, size_t size, json_t **object, struct err
     int result = check_extent(text, size, error);
     if (result != 0) return result;
     json_error_t syntax;
-    json_t *value = json_loadb(text, size, JSON_REJECT_DUPLICATES, &syntax);
+    bool no_memory;
+    json_t *value = json_parse(text, size, JSON_REJECT_DUPLICATES, &syntax, &no_memory);
+    if (no_memory) {
+        return error_set(error, FATHOM_NO_MEMORY, "no memory to parse %zu bytes of JSON", size);
+    }
     if (!value) return refuse_syntax(text, size, &syntax, error);
     if (!json_is_object(value)) {
         json_decref(value);
@@ -110,9 +116,6 @@ static int check_extent(const char *text, size_t size, struct error *error) {
 static int refuse_syntax(const char *text, size_t size, const json_error_t *syntax,
                          struct error *error) {
     enum json_error_code code = json_error_code(syntax);
-    if (code == json_error_out_of_memory) {
-        return error_set(error, FATHOM_NO_MEMORY, "no memory to parse %zu bytes of JSON", size);
-    }
     char before[97];
     size_t end = syntax->position > 0 ? (size_t)syntax->position : 0;
     if (end > size) end = size;
