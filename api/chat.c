@@ -32,7 +32,7 @@ static int read_role(const json_t *message, const char *path, enum chat_role *ro
     snprintf(name, sizeof name, "%s.role", path);
     if (!found) return field_refuse(name, value, error, "a string");
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
-        if (strcmp(found, roles[i].name) != 0) continue;
+        if (!value_is_word(value, roles[i].name)) continue;
         *role = roles[i].role;
         return 0;
     }
@@ -49,7 +49,7 @@ static int read_part(const json_t *part, const char *path, struct text_buffer *c
     const json_t *type = field_get(part, "type"), *text = field_get(part, "text");
     snprintf(name, sizeof name, "%s.type", path);
     if (!json_is_string(type)) return field_refuse(name, type, error, "\"text\"");
-    if (strcmp(json_string_value(type), "text") != 0) {
+    if (!value_is_word(type, "text")) {
         return api_error_set(error, 400, "unsupported_parameter", name,
                              "%s is '%.32s'; only text is supported here", name,
                              json_string_value(type));

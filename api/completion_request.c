@@ -343,6 +343,9 @@ static int read_cache_salt(const json_t *body, struct completion_request *reques
     const json_t *salt = field_get(body, "cache_salt");
     if (!salt) return 0;
     if (!json_is_string(salt)) return field_refuse("cache_salt", salt, error, "a string");
+    if (json_string_length(salt) != strlen(json_string_value(salt))) {
+        return api_error_set(error, 400, NULL, "cache_salt", "cache_salt has a NUL character");
+    }
     if (json_string_length(salt) == 0 || json_string_length(salt) > CACHE_SALT_MAX) {
         return api_error_set(error, 400, NULL, "cache_salt",
                              "cache_salt has %zu bytes; it must have 1 to %d",

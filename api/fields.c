@@ -13,27 +13,28 @@
  * prompts of 8192 ids. */
 #define JSON_CONTAINERS_MAX ((size_t)1 << 16)
 #define JSON_VALUES_MAX     ((size_t)1 << 21)
+#define MEMBER_SIZE         64 /* of a name that a refusal tells: no field's is longer */
 
 static int check_extent(const char *body, size_t length, struct api_error *error);
+static int refuse_text(const char *body, size_t length, const json_error_t *syntax,
+                       struct api_error *error);
+static void member_at(const char *body, size_t end, char out[MEMBER_SIZE]);
 
 int body_parse(const char *body, size_t length, json_t **object, struct api_error *error) {
     json_error_t syntax;
     int result = check_extent(body, length, error);
     if (result != 0) return result;
     bool no_memory;
-    json_t *value = json_parse(body, length, JSON_ALLOW_NUL, &syntax, &no_memory);
+    size_t flags = JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES;
+    json_t *value = json_parse(body, length, flags, &syntax, &no_memory);
     if (!value && !no_memory && json_error_code(&syntax) == json_error_numeric_overflow) {
         /* An integer beyond 64 bits. As a real it is out of every field's range, and so gets
          * refused by name, or ignored where it stands in a field that is ignored. */
-        value =
-            json_parse(body, length, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &syntax, &no_memory);
+        flags |= JSON_DECODE_INT_AS_REAL;
+        value = json_parse(body, length, flags, &syntax, &no_memory);
     }
     if (no_memory) return refuse_no_memory(error);
-    if (!value) {
-        return api_error_set(error, 400, NULL, NULL,
-                             "the body is not valid JSON: %s (line %d, column %d)", syntax.text,
-                             syntax.line, syntax.column);
-    }
+    if (!value) return refuse_text(body, length, &syntax, error);
     if (!json_is_object(value)) {
         json_decref(value);
         return api_error_set(error, 400, NULL, NULL, "the body must be a JSON object");
@@ -53,6 +54,59 @@ static int check_extent(const char *body, size_t length, struct api_error *error
         error, 400, NULL, NULL,
         "the body holds more than %zu arrays and objects or %zu values; send it in parts",
         JSON_CONTAINERS_MAX, JSON_VALUES_MAX);
+}
+
+static int refuse_text(const char *body, size_t length, const json_error_t *syntax,
+                       struct api_error *error) {
+    char member[MEMBER_SIZE];
+    size_t end = syntax->position > 0 ? (size_t)syntax->position : 0;
+    member_at(body, end < length ? end : length, member);
+    return api_error_set(error, 400, NULL, member,
+                         "the body is not valid JSON%s%s: %s (line %d, column %d)",
+                         *member ? " in " : "", member, syntax->text, syntax->line, syntax->column);
+}
+
+static bool is_plain_name(const char *text, size_t length) {
+    for (size_t i = 0; i < length; i++) {
+        bool is_letter = (text[i] | 0x20) >= 'a' && (text[i] | 0x20) <= 'z';
+        bool is_digit = text[i] >= '0' && text[i] <= '9';
+        if (!is_letter && !is_digit && text[i] != '_') return false;
+    }
+    return length < MEMBER_SIZE;
+}
+
+/* The name of the body's member whose key or value ends at `end` or goes on there: the field at
+ * fault when the text cannot be read any further. Empty when there is none, or it is no name that a
+ * field could have. */
+static void member_at(const char *body, size_t end, char out[MEMBER_SIZE]) {
+    const char *name = "", *string = NULL; /* the string that began and has not ended */
+    size_t name_length = 0, depth = 0;
+    bool is_object = false, at_key = false;
+    for (size_t i = 0; i < end; i++) {
+        char c = body[i];
+        if (string && c == '\\') {
+            i++;
+        } else if (string && c == '"') {
+            if (at_key && depth == 1) name_length = (size_t)(body + i - (name = string));
+            at_key = at_key && depth > 1;
+            string = NULL;
+        } else if (string) {
+            continue;
+        } else if (c == '"') {
+            string = body + i + 1;
+        } else if (c == '[' || c == '{') {
+            if (depth++ > 0) continue;
+            is_object = at_key = c == '{';
+            name_length = 0;
+        } else if (c == ']' || c == '}') {
+            depth -= depth > 0;
+        } else if (c == ',' && depth == 1 && is_object) {
+            at_key = true;
+            name_length = 0;
+        }
+    }
+    if (depth == 0 || !is_plain_name(name, name_length)) name_length = 0;
+    snprintf(out, MEMBER_SIZE, "%.*s", (int)name_length, name);
 }
 
 const json_t *field_get(const json_t *object, const char *name) {
@@ -139,6 +193,12 @@ bool value_to_integer(const json_t *value, int64_t *out) {
     if (!json_is_real(value) || !(fabs(real) <= 0x1p53) || real != floor(real)) return false;
     *out = (int64_t)real;
     return true;
+}
+
+bool value_is_word(const json_t *value, const char *word) {
+    size_t length = strlen(word);
+    return json_is_string(value) && json_string_length(value) == length &&
+           memcmp(json_string_value(value), word, length) == 0;
 }
 
 int value_to_tokens(const json_t *array, const char *name, size_t vocab, struct token_list *list,

@@ -3,7 +3,7 @@
  *
  * An absent field and an explicit null are the same thing: a reader then leaves *out as it was.
  * Integers may be written with a fraction of zero (3.0), since JavaScript clients do; strings and
- * booleans are never numbers. Of a repeated key the last one counts.
+ * booleans are never numbers. A repeated key is refused: two readers could each take another value.
  */
 #ifndef FATHOM_FIELDS_H
 #define FATHOM_FIELDS_H
@@ -12,7 +12,8 @@
 
 #include "api/api.h"
 
-/* One JSON object, at most JSON_DEPTH_MAX deep; the caller json_decref's it. */
+/* One JSON object, at most JSON_DEPTH_MAX deep; the caller json_decref's it. What cannot be read is
+ * refused by the name of the member in which it stands. */
 int body_parse(const char *body, size_t length, json_t **object, struct api_error *error);
 
 /* The member, or NULL when it is absent or null. */
@@ -34,6 +35,9 @@ const char *field_element(const char *name, size_t index, char out[64]);
 
 /* True and *out for 3 and 3.0; false for anything else. */
 bool value_to_integer(const json_t *value, int64_t *out);
+
+/* True for that string and no other: one that goes on behind a NUL is another. */
+bool value_is_word(const json_t *value, const char *word);
 
 /* A new list from an array of ids below `vocab`; `name` is how a message calls the array. On
  * failure *list is as it was. */

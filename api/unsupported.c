@@ -1,7 +1,5 @@
 #include "api/unsupported.h"
 
-#include <string.h>
-
 /* What would change the answer and is not done here must be refused, or a client would take an
  * answer for something that it is not. A value that asks for nothing is let through: clients send
  * their defaults. */
@@ -55,11 +53,6 @@ static const struct {
     {"mirostat", IF_ZERO, BOTH},
 };
 
-static bool is_word(const json_t *value, const char *word) {
-    const char *text = json_string_value(value);
-    return text && strcmp(text, word) == 0;
-}
-
 static bool asks_for_nothing(const json_t *value, enum neutral neutral) {
     switch (neutral) {
     case IF_EMPTY:
@@ -75,9 +68,9 @@ static bool asks_for_nothing(const json_t *value, enum neutral neutral) {
     case IF_ONE:
         return json_is_number(value) && json_number_value(value) == 1;
     case IF_NONE:
-        return is_word(value, "none");
+        return value_is_word(value, "none");
     case IF_TEXT_ONLY:
-        return json_array_size(value) == 1 && is_word(json_array_get(value, 0), "text");
+        return json_array_size(value) == 1 && value_is_word(json_array_get(value, 0), "text");
     default:
         return false;
     }
@@ -93,7 +86,7 @@ int unsupported_refuse(const json_t *body, bool is_chat, struct api_error *error
                              name);
     }
     const json_t *format = field_get(body, "response_format");
-    if (format && !is_word(json_object_get(format, "type"), "text")) {
+    if (format && !value_is_word(json_object_get(format, "type"), "text")) {
         return api_error_set(
             error, 400, "unsupported_parameter", "response_format",
             "response_format other than {\"type\":\"text\"} is not supported here");

@@ -277,8 +277,8 @@ static void connection_answer_failure(struct connection *connection, int status,
     struct api_error error;
     const char *code = status == 503 ? "server_overloaded" : NULL;
     api_error_set(&error, status, code, NULL, "%s", message);
-    error.never_retry = status == 501 || status == 505; /* the same bytes will not do better */
-    exchange->allow = ROUTER_METHODS;                   /* of a 405 */
+    error.never_retry = status == 505; /* the same bytes will not do better */
+    exchange->allow = ROUTER_METHODS;  /* of a 405 */
     exchange_answer_error(exchange, &error);
 }
 

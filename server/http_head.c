@@ -249,8 +249,9 @@ static int head_parse_coding(struct http_head *head, struct http_slice value, st
     if (head->minor_version == 0) {
         return head_fail(error, 400, "Transfer-Encoding does not exist in HTTP/1.0");
     }
+    /* Not 501: it is the client's mistake, or somebody's attempt to make two servers disagree. */
     if (!http_slice_equals_any_case(value, "chunked")) {
-        return head_fail(error, 501, "the only transfer coding understood is 'chunked'");
+        return head_fail(error, 400, "the only transfer coding understood is 'chunked'");
     }
     head->chunked = true;
     return 0;

@@ -122,7 +122,6 @@ static void test_accepted(void **state) {
         "\"quality\":\"auto\"",
         "\"user\":\"\\ud83d\\ude00\"",
         "\"user\":\"a\\u0000b\"",
-        "\"temperature\":0.1,\"temperature\":0.9",
     };
     for (size_t i = 0; i < sizeof extras / sizeof *extras; i++) {
         char body[512];
@@ -132,14 +131,6 @@ static void test_accepted(void **state) {
         assert_true(request.sampling.top_p > 0 && request.sampling.repetition_penalty > 0);
         completion_request_free(&request);
     }
-}
-
-static void test_the_last_of_two_keys_counts(void **state) {
-    (void)state;
-    struct completion_request request;
-    test_request(HEAD ",\"max_tokens\":1,\"max_tokens\":2}", &request);
-    assert_int_equal(request.max_tokens, 2);
-    completion_request_free(&request);
 }
 
 static void test_who_decides_the_tier(void **state) {
@@ -306,7 +297,6 @@ int main(void) {
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_every_field_arrives),
         cmocka_unit_test(test_accepted),
-        cmocka_unit_test(test_the_last_of_two_keys_counts),
         cmocka_unit_test(test_who_decides_the_tier),
         cmocka_unit_test(test_shapes_of_a_prompt),
         cmocka_unit_test(test_silence_about_length_gives_way),

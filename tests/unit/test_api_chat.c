@@ -110,6 +110,7 @@ static const struct {
     {"[{\"role\":null,\"content\":\"a\"}]", "messages[0].role"},
     {"[{\"role\":3,\"content\":\"a\"}]", "messages[0].role"},
     {"[{\"role\":\"\",\"content\":\"a\"}]", "messages[0].role"},
+    {"[{\"role\":\"user\\u0000\",\"content\":\"a\"}]", "messages[0].role"},
     {"[{\"role\":\"User\",\"content\":\"a\"}]", "messages[0].role"},
     {"[{\"role\":\"tool\",\"content\":\"a\"}]", "messages[0].role"},
     {"[{\"role\":\"function\",\"content\":\"a\"}]", "messages[0].role"},

@@ -151,9 +151,9 @@ static void test_refused_framing(void **state) {
     check(POST "Content-Length:\r\n\r\n", "400");
     check(POST "Content-Length: 99999999999999999999\r\n\r\n", "400");
     check(POST "Content-Length: 65\r\n\r\n", "413");
-    check(POST "Transfer-Encoding: gzip\r\n\r\n", "501");
-    check(POST "Transfer-Encoding: gzip, chunked\r\n\r\n", "501");
-    check(POST "Transfer-Encoding: xchunked\r\n\r\n", "501");
+    check(POST "Transfer-Encoding: gzip\r\n\r\n", "400");
+    check(POST "Transfer-Encoding: gzip, chunked\r\n\r\n", "400");
+    check(POST "Transfer-Encoding: xchunked\r\n\r\n", "400");
     check(POST "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n", "400");
     check("POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", "400");
     check(POST "Expect: 200-ok\r\n\r\n", "417");
