@@ -78,10 +78,8 @@ static void completion_start(struct exchange *exchange, request_parser parse) {
     job->exchange = exchange;
     job->parse = parse;
     job->body = exchange_take_body(exchange, &job->body_length);
-    job->work = (struct body_work){.server = job->server,
-                                   .bytes = job->body_length,
-                                   .run = job_prepare,
-                                   .done = job_begin};
+    job->work = (struct body_work){
+        .server = job->server, .bytes = job->body_length, .run = job_prepare, .done = job_begin};
     job->server->job_count++;
     http_head_find(exchange->head, "X-Quality", &quality);
     snprintf(job->quality_header, sizeof job->quality_header, "%.*s", (int)quality.length,
@@ -350,7 +348,9 @@ static void job_cancel(struct completion_job *job) {
     size_t count = job->sequences ? completion_choice_count(job->completion) : 0;
     for (size_t choice = 0; choice < count; choice++) {
         struct job_choice *sequence = &job->sequences[choice];
-        if (sequence->is_live) engine_cancel(job->server->engine, (uint64_t)(uintptr_t)sequence);
+        if (!sequence->is_live) continue;
+        job->server->metrics.sequences_cancelled++;
+        engine_cancel(job->server->engine, (uint64_t)(uintptr_t)sequence);
     }
 }
 

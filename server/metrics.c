@@ -134,8 +134,9 @@ static void page_engine(struct page *page) {
                (double)stats->generated_tokens);
     page_value(page, "fathom_num_preemptions_total", "counter",
                "Sequences put back for lack of KV.", (double)stats->preemptions);
-    page_value(page, "fathom_requests_cancelled_total", "counter", "Sequences cancelled.",
-               (double)stats->cancelled);
+    page_value(page, "fathom_requests_cancelled_total", "counter",
+               "Sequences cancelled: nobody waits for them any more.",
+               (double)page->server->metrics.sequences_cancelled);
     page_value(page, "fathom_requests_expired_total", "counter",
                "Sequences that waited too long for their first step.", (double)stats->expired);
     page_value(page, "fathom_queue_drain_seconds", "gauge",

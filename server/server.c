@@ -27,16 +27,6 @@ void server_wake(void *context) {
     uv_async_send(&server->engine_wakeup);
 }
 
-static void watch_engine(struct server *server) {
-    struct engine_stats stats;
-    if (!server->engine) return;
-    engine_get_stats(server->engine, &stats);
-    if (stats.idle || stats.steps != server->engine_steps) {
-        server->engine_moved_ms = uv_now(&server->loop);
-    }
-    server->engine_steps = stats.steps;
-}
-
 static void watch_loop(struct server *server) {
     uint64_t now_ns = time_now_ns(), due_ns = server->sweep_due_ns;
     if (due_ns)
@@ -51,7 +41,6 @@ static void on_sweep(uv_timer_t *timer) {
         server->accept_owed = false;
         connection_accept(server);
     }
-    watch_engine(server);
     connection_sweep_all(server);
     lifecycle_sweep(server);
 }
@@ -77,8 +66,12 @@ static void on_connection(uv_stream_t *listener, int status) {
 }
 
 bool server_is_healthy(const struct server *server) {
-    double still_s = (double)(uv_now(&server->loop) - server->engine_moved_ms) / 1000;
-    return still_s < server->settings->stuck_timeout;
+    struct engine_stats stats;
+    if (!server->engine) return true;
+    engine_get_stats(server->engine, &stats);
+    uint64_t now_ns = time_now_ns(), moved_ns = stats.last_step_at_ns;
+    double still_s = now_ns > moved_ns ? (double)(now_ns - moved_ns) / 1e9 : 0;
+    return stats.idle || still_s < server->settings->stuck_timeout;
 }
 
 uint64_t server_random(void) {

@@ -48,9 +48,7 @@ struct server {
 
     struct api_keys keys;
     struct metrics metrics;
-    int64_t started_at;       /* Unix seconds */
-    uint64_t engine_steps;    /* at the last sweep */
-    uint64_t engine_moved_ms; /* uv_now when the engine last finished a step or had nothing to do */
+    int64_t started_at; /* Unix seconds */
 
     char read_buffer
         [TRANSPORT_READ_BYTES]; /* shared: what is read is handled before the next read */
@@ -75,7 +73,7 @@ void server_sweep_soon(struct server *server);
 /* 64 bits that no client can predict: request ids, seeds of requests without one. */
 uint64_t server_random(void);
 
-/* The engine finished a step recently, or has nothing to do. */
+/* The engine finished a step within --stuck-timeout, or has nothing to do. */
 bool server_is_healthy(const struct server *server);
 
 #endif

@@ -52,6 +52,67 @@ def certificate():
     return make_certificate(tempfile.mkdtemp(prefix="fathom-tls-"))
 
 
+def client_context(**attributes):
+    context = ssl.create_default_context(cafile=certificate()[0])
+    for name, value in attributes.items():
+        setattr(context, name, value)
+    return context
+
+
+class HandMade:
+    """A TLS client whose bytes are in the test's hands."""
+
+    def __init__(self, server, context=None):
+        self.socket = server.connect_plain()
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = (context or client_context()).wrap_bio(
+            self.incoming, self.outgoing, server_hostname=server.host)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.socket.close()
+
+    def _run(self, function):
+        while True:
+            try:
+                return function()
+            except ssl.SSLWantReadError:
+                self.flush()
+                data = self.socket.recv(65536)
+                if data:
+                    self.incoming.write(data)
+                else:
+                    self.incoming.write_eof()
+            finally:
+                self.flush()
+
+    def flush(self):
+        if self.outgoing.pending:
+            self.socket.sendall(self.outgoing.read())
+
+    def handshake(self):
+        self._run(self.tls.do_handshake)
+
+    def sendall(self, data):
+        self._run(lambda: self.tls.write(data))
+
+    def recv(self, size):
+        """b"" is a close_notify; an end without one is an SSLEOFError."""
+        try:
+            return self._run(lambda: self.tls.read(size))
+        except ssl.SSLZeroReturnError:
+            return b""
+
+    def end(self):
+        """Says close_notify, and goes on reading."""
+        try:
+            self.tls.unwrap()
+        except ssl.SSLWantReadError:
+            self.flush()
+
+
 class Server:
     """One process. Flags are keyword arguments: kv_budget="8MiB" is --kv-budget 8MiB."""
 
@@ -174,6 +235,16 @@ class Server:
                 return
             time.sleep(0.05)
         raise AssertionError(f"running, waiting, blocks: {left}")
+
+    def descriptors(self):
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def wait_descriptors(self, count, seconds=30):
+        """Until so many files and sockets are open: none that was closed stayed behind."""
+        deadline = time.monotonic() + seconds
+        while self.descriptors() > count:
+            assert time.monotonic() < deadline, (self.descriptors(), count)
+            time.sleep(0.05)
 
     def stop(self, number=signal.SIGTERM, timeout=60):
         if self.process.poll() is None:

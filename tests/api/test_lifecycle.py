@@ -88,6 +88,26 @@ def test_drain_timeout_and_second_signal(start_server):
         connection.close()
 
 
+def test_health_while_a_step_takes_too_long(start_server):
+    """Steps as long as they can be made, and a limit below that: unhealthy in them, healthy after."""
+    server = start_server(max_step_rows=8192, step_target_ms=0, threads=1, stuck_timeout=0.1,
+                          kv_budget="256MiB", log_level="error")
+    assert server.get("/health").status_code == 200
+    with server.connect() as connection:
+        prompts = [[i + 1] + [7] * 499 for i in range(64)]
+        connection.sendall(completion(server, prompt=prompts, max_tokens=1))
+        deadline = time.monotonic() + 60
+        while (answer := server.get("/health")).status_code == 200:
+            assert time.monotonic() < deadline
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_stuck")
+        assert server.get("/version").status_code == 200  # the loop goes on
+        assert read_response(connection)[0] == 200
+    server.wait_idle()
+    assert server.get("/health").status_code == 200
+    time.sleep(0.3)  # nothing to do for longer than the limit
+    assert server.get("/health").status_code == 200
+
+
 def test_kill_and_restart_on_the_same_port(start_server):
     server = start_server()
     with server.connect() as connection:

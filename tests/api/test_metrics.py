@@ -52,6 +52,25 @@ def test_counts(server):
     assert server.metric("fathom_kv_bytes_budget") == 64 << 20
 
 
+def test_an_end_by_a_stop_string_is_a_success(server):
+    """Not a cancellation, whatever the engine is told."""
+    tier = server.model["fathom"]["tiers"][0]["name"]
+    fields = {"quality": tier, "max_tokens": 60, "seed": 3, "temperature": 1, "ignore_eos": True}
+    text = server.complete(**fields).json()["choices"][0]["text"]
+
+    def count():
+        return [server.metric("fathom_requests_cancelled_total"),
+                server.metric("fathom_request_success_total", quality=tier, finished_reason="abort"),
+                server.metric("fathom_request_success_total", quality=tier, finished_reason="stop")]
+
+    before = count()
+    for stream in (False, True):
+        answer = server.complete(stop=text[10:14], stream=stream, **fields)
+        assert answer.status_code == 200 and '"finish_reason":"stop"' in answer.text.replace(" ", "")
+    server.wait_idle()
+    assert count() == [before[0], before[1], before[2] + 2]
+
+
 def test_the_loop_watches_itself(server):
     name = "fathom_event_loop_lag_seconds"
     before = server.metric(name + "_count")

@@ -1,7 +1,6 @@
 """TLS: what works without it works with it, and whoever speaks it badly disturbs nobody."""
 
 import json
-import os
 import random
 import re
 import socket
@@ -13,7 +12,8 @@ import pytest
 
 import test_disconnect
 import test_http
-from conftest import BINARY, Server, certificate, find_model, make_certificate, read_response
+from conftest import (BINARY, HandMade, Server, certificate, client_context, find_model,
+                      make_certificate, read_response)
 from test_http import GET, POST, completion, length
 
 
@@ -23,78 +23,6 @@ def secure():
     yield running
     assert running.process.poll() is None, running.lines[-20:]
     assert running.stop() == 0
-
-
-def open_descriptors(server):
-    return len(os.listdir(f"/proc/{server.process.pid}/fd"))
-
-
-def wait_descriptors(server, count):
-    deadline = time.monotonic() + 30
-    while open_descriptors(server) > count:
-        assert time.monotonic() < deadline, (open_descriptors(server), count)
-        time.sleep(0.05)
-
-
-def client_context(**attributes):
-    context = ssl.create_default_context(cafile=certificate()[0])
-    for name, value in attributes.items():
-        setattr(context, name, value)
-    return context
-
-
-class HandMade:
-    """A TLS client whose bytes are in the test's hands."""
-
-    def __init__(self, server, context=None):
-        self.socket = server.connect_plain()
-        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.tls = (context or client_context()).wrap_bio(
-            self.incoming, self.outgoing, server_hostname=server.host)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.socket.close()
-
-    def _run(self, function):
-        while True:
-            try:
-                return function()
-            except ssl.SSLWantReadError:
-                self.flush()
-                data = self.socket.recv(65536)
-                if data:
-                    self.incoming.write(data)
-                else:
-                    self.incoming.write_eof()
-            finally:
-                self.flush()
-
-    def flush(self):
-        if self.outgoing.pending:
-            self.socket.sendall(self.outgoing.read())
-
-    def handshake(self):
-        self._run(self.tls.do_handshake)
-
-    def sendall(self, data):
-        self._run(lambda: self.tls.write(data))
-
-    def recv(self, size):
-        """b"" is a close_notify; an end without one is an SSLEOFError."""
-        try:
-            return self._run(lambda: self.tls.read(size))
-        except ssl.SSLZeroReturnError:
-            return b""
-
-    def end(self):
-        """Says close_notify, and goes on reading."""
-        try:
-            self.tls.unwrap()
-        except ssl.SSLWantReadError:
-            self.flush()
 
 
 def hello(server):
@@ -281,7 +209,7 @@ def test_bad_handshakes(secure):
     start = hello(secure)
     assert secure.complete(max_tokens=1).status_code == 200
     time.sleep(0.2)
-    before = open_descriptors(secure)
+    before = secure.descriptors()
     for i in range(100):
         flipped = bytearray(start)
         flipped[dice.randrange(len(start))] ^= 1 << dice.randrange(8)
@@ -295,7 +223,7 @@ def test_bad_handshakes(secure):
                 elif dice.random() < 0.5:
                     test_disconnect.leave(connection, True)
     assert secure.complete(max_tokens=1).status_code == 200
-    wait_descriptors(secure, before)
+    secure.wait_descriptors(before)
     secure.wait_idle()
 
 
