@@ -137,13 +137,12 @@ static void on_loaded(uv_async_t *async) {
         size_format(info->weight_bytes, weights, sizeof weights), info->weights,
         size_format(server->settings->engine.kv_budget, budget, sizeof budget), info->device);
     const struct cost_model *cost = model_get_cost(server->model);
-    log_message(
-        &server->log, LOG_INFO,
-        "a step of one row takes %.2f ms here, %.2f with all skipped; ridge at %zu rows; %s",
-        (cost->points[0].step_ns + cost->points[0].head_ns +
-         (double)cost->blocks * (cost->points[0].attn_ns + cost->points[0].mlp_ns)) /
-            1e6,
-        cost->points[0].step_ns / 1e6, cost->ridge, model_get_cost_note(server->model));
+    log_message(&server->log, LOG_INFO,
+                "a step of one row takes %.2f ms here, %.2f with all skipped; ridge at %zu rows; %s",
+                (cost->points[0].step_ns + cost->points[0].head_ns +
+                 (double)cost->blocks * (cost->points[0].attn_ns + cost->points[0].mlp_ns)) /
+                    1e6,
+                cost->points[0].step_ns / 1e6, cost->ridge, model_get_cost_note(server->model));
     lifecycle->phase = PHASE_READY;
     log_announce(&server->log, "ready");
 }
