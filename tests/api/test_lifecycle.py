@@ -89,12 +89,13 @@ def test_drain_timeout_and_second_signal(start_server):
 
 
 def test_health_while_a_step_takes_too_long(start_server):
-    """Steps as long as they can be made, and a limit below that: unhealthy in them, healthy after."""
+    """A step as long as it can be made, and a limit below that: unhealthy in it, healthy after."""
     server = start_server(max_step_rows=8192, step_target_ms=0, threads=1, stuck_timeout=0.1,
                           kv_budget="256MiB", log_level="error")
     assert server.get("/health").status_code == 200
     with server.connect() as connection:
-        prompts = [[i + 1] + [7] * 499 for i in range(64)]
+        prompts = [[i + 1] + [7] * 499 for i in range(16)]  # one step
+        connection.settimeout(120)
         connection.sendall(completion(server, prompt=prompts, max_tokens=1))
         deadline = time.monotonic() + 60
         while (answer := server.get("/health")).status_code == 200:
