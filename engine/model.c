@@ -355,6 +355,12 @@ int model_load(const char *path, const struct model_options *options, struct mod
     if (options->cost_cache) {
         snprintf(model->cost_cache, sizeof model->cost_cache, "%s", options->cost_cache);
     }
+    result = model_try(model, error);
+    if (result != 0) {
+        error_prefix(error, "%s", path);
+        model_destroy(model);
+        return result;
+    }
     report(options, 1, "packing weights");
     *out = model;
     return 0;

@@ -49,6 +49,9 @@ struct model {
 /* Bytes of one KV block, 16 tokens of all layers. */
 size_t model_kv_block_bytes(const struct model *model);
 
+/* Runs a few tokens: FATHOM_INVALID where their logits are not finite. The last step of a load. */
+int model_try(struct model *model, struct error *error);
+
 /* FLOPs that a skip of the sub-layer saves for a row that sees `context` positions. (models/nag.md
  * section 2) */
 double model_skip_flops(const struct model *model, size_t sublayer, size_t context);
