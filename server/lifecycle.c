@@ -196,23 +196,31 @@ void lifecycle_sweep(struct server *server) {
 
 /* ---- Start and stop -------------------------------------------------------------------------- */
 
-int lifecycle_start(struct server *server, struct error *error) {
+static int start_error(int result, struct error *error) {
+    if (result == 0) return 0;
+    return error_set(error, FATHOM_IO, "cannot start the server: %s", uv_strerror(result));
+}
+
+int lifecycle_watch_signals(struct server *server, struct error *error) {
     struct lifecycle *lifecycle = &server->lifecycle;
     uv_signal_t *const signals[] = {&lifecycle->terminate, &lifecycle->interrupt};
     static const int numbers[] = {SIGTERM, SIGINT};
-    lifecycle->loaded.data = server;
-    int result = uv_async_init(&server->loop, &lifecycle->loaded, on_loaded);
+    int result = 0;
     for (size_t i = 0; result == 0 && i < 2; i++) {
         result = uv_signal_init(&server->loop, signals[i]);
         signals[i]->data = server;
         if (result == 0) result = uv_signal_start(signals[i], on_signal, numbers[i]);
     }
+    return start_error(result, error);
+}
+
+int lifecycle_load(struct server *server, struct error *error) {
+    struct lifecycle *lifecycle = &server->lifecycle;
+    lifecycle->loaded.data = server;
+    int result = uv_async_init(&server->loop, &lifecycle->loaded, on_loaded);
     if (result == 0) result = uv_thread_create(&lifecycle->loader.thread, loader_run, server);
-    if (result != 0) {
-        return error_set(error, FATHOM_IO, "cannot start the server: %s", uv_strerror(result));
-    }
-    lifecycle->loader_running = true;
-    return 0;
+    lifecycle->loader_running = result == 0;
+    return start_error(result, error);
 }
 
 void lifecycle_stop(struct server *server, int exit_code) {

@@ -39,8 +39,11 @@ struct lifecycle {
     uint64_t drain_deadline_ms, stop_deadline_ms; /* uv_now */
 };
 
-/* Starts watching signals and loading the model. The listener is open already. */
-int lifecycle_start(struct server *server, struct error *error);
+/* Starts watching signals: before the listener is announced, since that may be answered by one. */
+int lifecycle_watch_signals(struct server *server, struct error *error);
+
+/* Starts loading the model. The listener is open already. */
+int lifecycle_load(struct server *server, struct error *error);
 
 /* A few times a second: ends draining when nothing is left to finish. */
 void lifecycle_sweep(struct server *server);

@@ -201,8 +201,9 @@ int server_run(const struct serve_settings *settings) {
         server_free(server);
         return 1;
     }
-    result = server_listen(server, &error);
-    if (result == 0) result = lifecycle_start(server, &error);
+    result = lifecycle_watch_signals(server, &error);
+    if (result == 0) result = server_listen(server, &error);
+    if (result == 0) result = lifecycle_load(server, &error);
     if (result != 0) {
         log_message(&server->log, LOG_ERROR, "%s", error.message);
         server->lifecycle.exit_code = 1;
