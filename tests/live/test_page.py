@@ -25,7 +25,8 @@ NARROW = {"width": 360, "height": 740}
 def browser():
     path = find_program("chromium", "chromium-browser", "google-chrome", package="chromium")
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        browser = started.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield browser
         browser.close()
 

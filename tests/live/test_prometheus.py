@@ -17,6 +17,14 @@ PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 EXPRESSIONS = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
 
 
+@pytest.mark.parametrize("arguments", ["check config prometheus.yml", "test rules alerts_test.yml"])
+def test_promtool(arguments):
+    program = find_program("promtool", package="prometheus")
+    done = subprocess.run([program, *arguments.split()], cwd=ROOT / "deploy" / "prometheus",
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_dashboard_form():
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(set(ids)) == len(ids)
