@@ -145,6 +145,7 @@ static void on_loaded(uv_async_t *async) {
                 cost->points[0].step_ns / 1e6, cost->ridge, model_get_cost_note(server->model));
     lifecycle->phase = PHASE_READY;
     log_announce(&server->log, "ready");
+    service_notify(&server->service, "READY=1");
 }
 
 /* ---- Signals and draining -------------------------------------------------------------------- */
@@ -166,6 +167,9 @@ static void on_signal(uv_signal_t *handle, int number) {
             uv_now(&server->loop) + (uint64_t)(server->settings->drain_timeout * 1000);
         log_message(&server->log, LOG_INFO, "%s: finishing %zu requests, for %.0f s at most", name,
                     server->job_count, server->settings->drain_timeout);
+        service_notify(&server->service, "STOPPING=1");
+        /* A socket that outlives this process: new connections wait in it for the next one. */
+        if (server->service.listener >= 0) server_stop_listening(server);
         lifecycle_sweep(server);
     }
 }
@@ -233,7 +237,8 @@ void lifecycle_stop(struct server *server, int exit_code) {
     /* From here on a signal kills the process the plain way, so this is reached once. */
     uv_signal_stop(&lifecycle->terminate);
     uv_signal_stop(&lifecycle->interrupt);
-    uv_close((uv_handle_t *)&server->listener, NULL);
+    server_stop_listening(server);
+    service_notify(&server->service, "STOPPING=1");
     connection_close_all(server);
     server_sweep_soon(server);
 }

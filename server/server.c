@@ -42,6 +42,7 @@ static void on_sweep(uv_timer_t *timer) {
         connection_accept(server);
     }
     connection_sweep_all(server);
+    service_watch(&server->service, server_is_healthy(server));
     lifecycle_sweep(server);
 }
 
@@ -104,11 +105,21 @@ static int resolve_host(struct server *server, struct sockaddr_storage *address,
 
 static int server_listen(struct server *server, struct error *error) {
     struct sockaddr_storage address = {0};
-    int result = resolve_host(server, &address, error);
-    if (result != 0) return result;
-    result = uv_tcp_bind(&server->listener, (struct sockaddr *)&address, 0);
+    bool is_given = server->service.listener >= 0;
+    int result;
+    if (is_given) {
+        result = uv_tcp_open(&server->listener, server->service.listener);
+    } else {
+        result = resolve_host(server, &address, error);
+        if (result != 0) return result;
+        result = uv_tcp_bind(&server->listener, (struct sockaddr *)&address, 0);
+    }
     if (result == 0) {
         result = uv_listen((uv_stream_t *)&server->listener, LISTEN_BACKLOG, on_connection);
+    }
+    if (result != 0 && is_given) {
+        return error_set(error, FATHOM_IO, "cannot listen on the socket in LISTEN_FDS: %s",
+                         uv_strerror(result));
     }
     if (result != 0) {
         return error_set(error, FATHOM_IO, "cannot listen on %s port %zu: %s",
@@ -123,6 +134,11 @@ static int server_listen(struct server *server, struct error *error) {
                  is_ip6 ? "[" : "", name, is_ip6 ? "]" : "",
                  ntohs(((struct sockaddr_in *)&address)->sin_port));
     return 0;
+}
+
+void server_stop_listening(struct server *server) {
+    uv_handle_t *listener = (uv_handle_t *)&server->listener;
+    if (!uv_is_closing(listener)) uv_close(listener, NULL);
 }
 
 /* ---- Life ------------------------------------------------------------------------------------ */
@@ -143,8 +159,11 @@ static void raise_descriptor_limit(struct server *server) {
 
 static int server_open(struct server *server, struct error *error) {
     const struct serve_settings *settings = server->settings;
-    int result =
-        api_keys_load(&server->keys, settings->api_key_file, getenv("FATHOM_API_KEY"), error);
+    int result = service_open(&server->service, error);
+    if (result == 0) {
+        result =
+            api_keys_load(&server->keys, settings->api_key_file, getenv("FATHOM_API_KEY"), error);
+    }
     if (result == 0 && settings->tls_certificate) {
         result =
             tls_context_create(settings->tls_certificate, settings->tls_key, &server->tls, error);
@@ -187,6 +206,7 @@ void server_close_handles(struct server *server) {
 static void server_free(struct server *server) {
     api_keys_free(&server->keys);
     tls_context_destroy(server->tls);
+    service_close(&server->service);
     free(server);
 }
 

@@ -13,6 +13,7 @@
 #include "server/lifecycle.h"
 #include "server/log.h"
 #include "server/metrics.h"
+#include "server/service.h"
 #include "server/settings.h"
 #include "server/transport.h"
 
@@ -27,6 +28,7 @@ struct server {
     struct log log;
     uv_loop_t loop;
     uv_tcp_t listener;
+    struct service service;
     uv_timer_t sweep;
     uint64_t sweep_due_ns; /* time_now_ns of the next one; 0: it was asked for, so is never late */
     uv_async_t engine_wakeup; /* the engine has events */
@@ -57,6 +59,8 @@ struct server {
 
 /* Serves until a signal ends it. Returns the process's exit code. */
 int server_run(const struct serve_settings *settings);
+
+void server_stop_listening(struct server *server);
 
 /* For engine_options.notify: any thread, never blocks. */
 void server_wake(void *server);

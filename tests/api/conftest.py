@@ -116,13 +116,14 @@ class HandMade:
 class Server:
     """One process. Flags are keyword arguments: kv_budget="8MiB" is --kv-budget 8MiB."""
 
-    def __init__(self, model=None, wait="ready", environment=None, tls=EVERYTHING_OVER_TLS, **flags):
+    def __init__(self, model=None, wait="ready", environment=None, tls=EVERYTHING_OVER_TLS,
+                 prefix=(), pass_fds=(), **flags):
         flags = {"port": 0, "kv_budget": "64MiB", **flags}
         self.trust = ssl.create_default_context() if tls else None
         if tls:
             flags["tls_cert"], flags["tls_key"] = certificate()
             self.trust.load_verify_locations(flags["tls_cert"])
-        command = [BINARY, "serve", model or find_model()]
+        command = [*prefix, BINARY, "serve", model or find_model()]
         for name, value in flags.items():
             command.append(f"--{name.replace('_', '-')}")
             if value is not True:
@@ -130,7 +131,8 @@ class Server:
         clean = {k: v for k, v in os.environ.items() if not k.startswith("FATHOM_")}
         clean["FATHOM_COST_CACHE"] = "off"  # nothing is left in a home
         self.process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, env={**clean, **(environment or {})}
+            command, stderr=subprocess.PIPE, text=True, env={**clean, **(environment or {})},
+            pass_fds=pass_fds,
         )
         self.lines, self.new_lines = [], queue.Queue()
         threading.Thread(target=self._read_log, daemon=True).start()
