@@ -56,7 +56,7 @@ def test_states(start_server, manager):
     assert manager.take() == "READY=1"
     server.process.send_signal(signal.SIGTERM)
     assert manager.take() == "STOPPING=1"
-    assert server.stop() == 0
+    assert server.process.wait(30) == 0
 
 
 def test_watchdog(start_server, tmp_path):
