@@ -90,7 +90,7 @@ static void write_model_object(const struct api_context *context, struct text_bu
         "\"sublayers\":%zu,\"kv_policy\":\"%s\",\"kv_bytes_per_token\":%zu,\"weights\":",
         model->parameters, model->context, context->max_sequence, model->sublayers,
         model->kv_policy == KV_COMPUTE ? "compute" : "omit",
-        model->kv_block_bytes / model->kv_block_tokens);
+        model_kv_bytes(model, model->kv_block_tokens) / model->kv_block_tokens);
     text_append_json(out, model->weights, strlen(model->weights));
     text_append_string(out, ",\"device\":");
     text_append_json(out, model->device, strlen(model->device));

@@ -44,7 +44,8 @@ struct probe {
     struct model *model;
     struct kv_arena *arena;
     size_t max_rows, blocks, table_blocks;
-    int32_t *token, *position, *tier, *slot, *logit_rows, *table;
+    int32_t *token, *position, *tier, *slot, *logit_rows;
+    int32_t *table, *places; /* [kv_groups, table_blocks], [kv_groups] */
     float *theta;
 };
 
@@ -60,9 +61,9 @@ static int probe_open(struct probe *probe, struct model *model, struct error *er
     size_t table = (info->context + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
     *probe = (struct probe){.model = model, .max_rows = rows, .table_blocks = table};
     probe->blocks = (rows + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
-    probe->token = calloc(5 * rows + table, sizeof *probe->token);
+    probe->token = calloc(5 * rows + (table + 1) * info->kv_groups, sizeof *probe->token);
     probe->theta = calloc(info->sublayers, sizeof *probe->theta);
-    int result = kv_arena_create(model, probe->blocks, &probe->arena, error);
+    int result = kv_arena_create(model, probe->blocks * info->kv_groups, &probe->arena, error);
     if (result == 0 && (!probe->token || !probe->theta)) {
         result = error_set(error, FATHOM_NO_MEMORY, "no memory to time steps of %zu rows", rows);
     }
@@ -75,6 +76,7 @@ static int probe_open(struct probe *probe, struct model *model, struct error *er
     probe->slot = probe->tier + rows;
     probe->logit_rows = probe->slot + rows;
     probe->table = probe->logit_rows + rows;
+    probe->places = probe->table + table * info->kv_groups;
     return 0;
 }
 
@@ -94,10 +96,14 @@ static void fill_rows(struct probe *probe, const struct shot *shot) {
         probe->tier[i] = i % shot->stride ? TIER_NOTHING : TIER_CHOSEN;
         probe->logit_rows[i] = (int32_t)i;
     }
-    /* All positions before the rows read one block that was written: under omit, too, they have K
-     * and V. */
-    for (size_t i = 0; i < probe->table_blocks; i++) {
-        probe->table[i] = shot->first ? 0 : (int32_t)(i % probe->blocks);
+    /* All positions before the rows read one block, which was written by shots without any. */
+    size_t groups = probe->model->info.kv_groups;
+    for (size_t group = 0; group < groups; group++) {
+        for (size_t i = 0; i < probe->table_blocks; i++) {
+            size_t block = group * probe->blocks + (shot->first ? 0 : i % probe->blocks);
+            probe->table[group * probe->table_blocks + i] = (int32_t)block;
+        }
+        probe->places[group] = (int32_t)shot->first;
     }
 }
 
@@ -130,6 +136,7 @@ static void take_shot(struct probe *probe, struct shot *shot) {
         .tier = probe->tier,
         .slot = probe->slot,
         .block_table = probe->table,
+        .places = probe->places,
         .slots = 1,
         .blocks_per_slot = probe->table_blocks,
         .logit_rows = probe->logit_rows,

@@ -41,13 +41,15 @@ static int count_blocks(const struct engine *engine, size_t *blocks, struct erro
     const struct engine_options *options = &engine->options;
     size_t running = options->max_sequences, useful;
     if (running > engine->info->max_step_rows) running = engine->info->max_step_rows;
+    size_t groups = engine->info->kv_groups;
     *blocks = options->kv_budget / engine->info->kv_block_bytes;
-    if (*blocks == 0) {
-        return error_set(error, FATHOM_INVALID,
-                         "kv_budget of %zu bytes is too small: a block of %d tokens is %zu bytes",
-                         options->kv_budget, KV_BLOCK_TOKENS, engine->info->kv_block_bytes);
+    if (*blocks < groups) {
+        return error_set(
+            error, FATHOM_INVALID, "kv_budget of %zu bytes is too small: %d tokens take %zu bytes",
+            options->kv_budget, KV_BLOCK_TOKENS, model_kv_bytes(engine->info, KV_BLOCK_TOKENS));
     }
-    if (size_multiply(running, kv_blocks_for(engine->info->context), &useful) && *blocks > useful) {
+    if (size_multiply(running, groups * kv_blocks_for(engine->info->context), &useful) &&
+        *blocks > useful) {
         *blocks = useful;
     }
     return 0;
@@ -57,7 +59,7 @@ static int count_blocks(const struct engine *engine, size_t *blocks, struct erro
 static size_t count_queue_tokens(const struct engine *engine, size_t blocks) {
     size_t tokens = engine->options.queue_tokens;
     if (tokens == 0 || tokens > SIZE_MAX / 2) return SIZE_MAX;
-    return tokens + blocks * KV_BLOCK_TOKENS;
+    return tokens + blocks / engine->info->kv_groups * KV_BLOCK_TOKENS;
 }
 
 static int create_parts(struct engine *engine, struct error *error) {
@@ -66,7 +68,8 @@ static int create_parts(struct engine *engine, struct error *error) {
     int result = resolve_options(engine, error);
     if (result == 0) result = count_blocks(engine, &blocks, error);
     if (result != 0) return result;
-    if (!size_multiply(blocks, KV_BLOCK_TOKENS, &kv_tokens) || kv_tokens > info->context) {
+    if (!size_multiply(blocks / info->kv_groups, KV_BLOCK_TOKENS, &kv_tokens) ||
+        kv_tokens > info->context) {
         kv_tokens = info->context;
     }
     engine->limits =
@@ -76,8 +79,10 @@ static int create_parts(struct engine *engine, struct error *error) {
         .max_step_rows = rows,
         .prefill_chunk = engine->options.prefill_chunk,
         .kv_blocks = blocks,
+        .kv_groups = info->kv_groups,
         .max_tokens = kv_tokens,
-        .prefix_cache = !engine->options.no_prefix_cache,
+        /* Under omit a prefix ends in the middle of a block of every layer. */
+        .prefix_cache = !engine->options.no_prefix_cache && info->kv_groups == 1,
     };
     if (engine->options.cost) {
         engine->cost = *engine->options.cost;
@@ -101,7 +106,8 @@ static int create_parts(struct engine *engine, struct error *error) {
     if (result != 0) return result;
     engine->attn_depth = calloc(rows, sizeof *engine->attn_depth);
     engine->mlp_depth = calloc(rows, sizeof *engine->mlp_depth);
-    if (!engine->attn_depth || !engine->mlp_depth) {
+    engine->skips = calloc(rows * info->kv_groups, sizeof *engine->skips);
+    if (!engine->attn_depth || !engine->mlp_depth || !engine->skips) {
         return error_set(error, FATHOM_NO_MEMORY, "no memory for steps of %zu rows", rows);
     }
     engine->stats.kv_blocks_total = blocks;
@@ -182,6 +188,7 @@ void engine_destroy(struct engine *engine) {
     pthread_mutex_destroy(&engine->stats_lock);
     free(engine->attn_depth);
     free(engine->mlp_depth);
+    free(engine->skips);
     free(engine);
 }
 
@@ -251,6 +258,22 @@ size_t engine_max_sequence(const struct engine *engine) {
 
 /* ---- The thread ------------------------------------------------------------------------------ */
 
+/* Blocks that running sequences would hold more if every computed token took a place in every
+ * group. */
+static size_t count_saved_blocks(const struct scheduler *scheduler) {
+    const struct kv *kv = &scheduler->kv;
+    size_t saved = 0;
+    const struct sequence *sequence = scheduler->running.first;
+    for (; kv->groups > 1 && sequence; sequence = sequence->next) {
+        size_t all = kv_blocks_for(sequence->computed);
+        for (size_t group = 0; group < kv->groups; group++) {
+            size_t held = kv_held(kv, (size_t)sequence->slot, group);
+            saved += all > held ? all - held : 0;
+        }
+    }
+    return saved;
+}
+
 static void publish_stats(struct engine *engine) {
     struct engine_stats *stats = &engine->stats;
     const struct scheduler *scheduler = &engine->scheduler;
@@ -258,6 +281,7 @@ static void publish_stats(struct engine *engine) {
     stats->waiting = scheduler->waiting.count;
     stats->kv_blocks_used = kv_blocks_used(&scheduler->kv);
     stats->kv_bytes_used = stats->kv_blocks_used * engine->info->kv_block_bytes;
+    stats->kv_bytes_saved = count_saved_blocks(scheduler) * engine->info->kv_block_bytes;
     stats->kv_blocks_cached = scheduler->kv.idle_count;
     stats->preemptions = scheduler->preemptions;
     stats->prefix_queries = scheduler->prefix_queries;

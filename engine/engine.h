@@ -58,7 +58,9 @@ struct model_info {
     enum kv_policy kv_policy;
     size_t weight_bytes;   /* packed, on the device */
     size_t scratch_bytes;  /* activations of a step */
-    size_t kv_block_tokens, kv_block_bytes; /* the cache is given out in blocks */
+    /* The KV cache is given out in blocks: of all layers under compute; of one layer under omit,
+     * where a token takes a place only in the layers whose attention it runs. Groups of layers: */
+    size_t kv_block_tokens, kv_block_bytes, kv_groups;
     size_t tier_count;     /* >= 1; "full" always exists */
     size_t default_tier;
     struct tier_info tiers[TIERS_MAX];
@@ -85,10 +87,10 @@ struct cost_model {
     size_t ridge;         /* rows from which a skip pays whatever the others do; 0: not reached */
 };
 
-/* Bytes of the KV cache that one sequence of so many tokens takes: whole blocks. */
+/* Bytes of the KV cache that one sequence of so many tokens takes if none is omitted: whole blocks. */
 static inline size_t model_kv_bytes(const struct model_info *model, size_t tokens) {
     size_t blocks = tokens / model->kv_block_tokens + (tokens % model->kv_block_tokens != 0);
-    return blocks * model->kv_block_bytes;
+    return blocks * model->kv_groups * model->kv_block_bytes;
 }
 
 struct model;
@@ -282,6 +284,7 @@ struct engine_stats {
     size_t kv_blocks_used, kv_blocks_total; /* held by sequences */
     size_t kv_blocks_cached;                /* held by none, kept to be found again */
     size_t kv_bytes_used, kv_bytes_budget;
+    size_t kv_bytes_saved; /* that running sequences would hold more if nothing were omitted */
     uint64_t prompt_tokens;    /* prompt rows executed, recomputed ones too */
     uint64_t generated_tokens; /* tokens drawn */
     uint64_t prefix_queries, prefix_hits; /* prompt tokens looked for in the prefix cache, found */

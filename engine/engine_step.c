@@ -1,6 +1,8 @@
 /* A step of the engine: rows chosen, the model run, and what came of each row told and counted. */
 #include "engine/engine_thread.h"
 
+#include <string.h>
+
 /* ---- Events ---------------------------------------------------------------------------------- */
 
 void engine_announce(struct engine *engine) {
@@ -171,7 +173,7 @@ static void deliver_part(struct engine *engine, const struct step *step,
     }
 }
 
-/* Sub-layers that ran, by row, by position of the cache and by tier: even ones (from 0) are
+/* Sub-layers that ran, by row and by tier: even ones (from 0) are
  * attention, odd ones MLP. */
 static void count_depth(struct engine *engine, const struct step *step,
                         const struct step_result *result) {
@@ -187,17 +189,37 @@ static void count_depth(struct engine *engine, const struct step *step,
             engine->mlp_depth[row] = (uint16_t)(engine->mlp_depth[row] + mlp[row]);
         }
     }
-    struct kv *kv = &engine->scheduler.kv;
     for (size_t row = 0; row < step->rows; row++) {
-        size_t position = (size_t)step->position[row], offset = position % KV_BLOCK_TOKENS;
-        int32_t block = kv_block_at(kv, (size_t)step->slot[row], position / KV_BLOCK_TOKENS);
-        kv->block[block].attn_run[offset] = engine->attn_depth[row];
-        kv->block[block].mlp_run[offset] = engine->mlp_depth[row];
         int32_t tier = step->tier[row];
         stats->attn_run[tier] += engine->attn_depth[row];
         stats->attn_skipped[tier] += blocks - engine->attn_depth[row];
         stats->mlp_run[tier] += engine->mlp_depth[row];
         stats->mlp_skipped[tier] += blocks - engine->mlp_depth[row];
+    }
+}
+
+/* By position of the cache, for whoever finds it there. */
+static void keep_depth(struct engine *engine, const struct step *step) {
+    struct kv *kv = &engine->scheduler.kv;
+    for (size_t row = 0; row < step->rows; row++) {
+        const struct sequence *sequence = step->parts[step->slot[row]].sequence;
+        size_t position = (size_t)step->position[row], offset = position % KV_BLOCK_TOKENS;
+        int32_t block = kv_block_at(kv, (size_t)sequence->slot, position / KV_BLOCK_TOKENS);
+        kv->block[block].attn_run[offset] = engine->attn_depth[row];
+        kv->block[block].mlp_run[offset] = engine->mlp_depth[row];
+    }
+}
+
+/* Under omit: rows of each part that took no place in each layer's cache. */
+static void count_kv_skips(struct engine *engine, const struct step *step,
+                           const struct step_result *result) {
+    size_t groups = engine->info->kv_groups, stride = engine->info->max_step_rows;
+    memset(engine->skips, 0, step->part_count * groups * sizeof *engine->skips);
+    for (size_t group = 0; group < groups; group++) {
+        const uint8_t *run = result->run + 2 * group * stride;
+        for (size_t row = 0; row < step->rows; row++) {
+            engine->skips[(size_t)step->slot[row] * groups + group] += !run[row];
+        }
     }
 }
 
@@ -263,9 +285,10 @@ void engine_step(struct engine *engine) {
         .position = step->position,
         .tier = step->tier,
         .slot = step->slot,
-        .block_table = engine->scheduler.kv.table,
-        .slots = step->slots,
-        .blocks_per_slot = engine->scheduler.kv.blocks_per_slot,
+        .block_table = step->block_table,
+        .places = step->places,
+        .slots = step->part_count,
+        .blocks_per_slot = step->blocks_per_part,
         .logit_rows = step->logit_rows,
         .logit_count = step->logit_count,
         .body = engine->options.body,
@@ -277,7 +300,9 @@ void engine_step(struct engine *engine) {
     count_step(engine, step, &result);
     count_depth(engine, step, &result);
     log_step(engine, step, &result);
-    scheduler_complete_step(&engine->scheduler);
+    if (engine->scheduler.limits.prefix_cache) keep_depth(engine, step);
+    if (engine->info->kv_groups > 1) count_kv_skips(engine, step, &result);
+    scheduler_complete_step(&engine->scheduler, engine->skips);
     for (size_t i = 0; i < step->part_count; i++) {
         deliver_part(engine, step, &step->parts[i], &result);
     }

@@ -31,10 +31,11 @@ struct engine {
     struct sampler sampler;
     struct engine_stats stats;
     uint16_t *attn_depth, *mlp_depth; /* [max_step_rows] sub-layers that ran for each row */
-    uint64_t busy_ns, ended_ns;       /* when it last woke; when a request last ended since, or 0 */
-    double seconds_per_end;           /* recent time between two ends; 0: not known */
-    uint64_t swept_ns; /* when the queue was last looked through for expired requests */
-    bool unannounced;  /* events were pushed since the consumer was last told */
+    uint32_t *skips; /* [parts of a step, kv_groups] rows that took no place in the KV cache */
+    uint64_t busy_ns, ended_ns; /* when it last woke; when a request last ended since, or 0 */
+    double seconds_per_end;     /* recent time between two ends; 0: not known */
+    uint64_t swept_ns;          /* when the queue was last looked through for expired requests */
+    bool unannounced;           /* events were pushed since the consumer was last told */
 
     double mean_work;          /* share of all sub-layers that recent rows ran */
     struct step_record record; /* of the step that runs */

@@ -28,7 +28,8 @@ int window_runner_create(struct model *model, size_t window, struct window_runne
     }
     size_t rows = model->info.max_step_rows;
     runner->blocks = (runner->window + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
-    runner->ids = calloc(5 * rows + runner->blocks, sizeof *runner->ids);
+    size_t groups = model->info.kv_groups, blocks = groups * runner->blocks;
+    runner->ids = calloc(5 * rows + blocks + groups, sizeof *runner->ids);
     if (!runner->ids) return error_set(error, FATHOM_NO_MEMORY, "no memory for a window");
     runner->position = runner->ids;
     runner->tier = runner->position + rows;
@@ -36,8 +37,9 @@ int window_runner_create(struct model *model, size_t window, struct window_runne
     runner->logit_rows = runner->slot + rows;
     runner->block_table = runner->logit_rows + rows;
     for (size_t i = 0; i < rows; i++) runner->logit_rows[i] = (int32_t)i;
-    for (size_t i = 0; i < runner->blocks; i++) runner->block_table[i] = (int32_t)i;
-    int result = kv_arena_create(model, runner->blocks, &runner->arena, error);
+    runner->places = runner->block_table + blocks;
+    for (size_t i = 0; i < blocks; i++) runner->block_table[i] = (int32_t)i;
+    int result = kv_arena_create(model, blocks, &runner->arena, error);
     if (result != 0) window_runner_destroy(runner);
     return result;
 }
@@ -51,6 +53,8 @@ void window_runner_destroy(struct window_runner *runner) {
 
 void window_runner_step(struct window_runner *runner, const int32_t *window, size_t first,
                         size_t rows, size_t tier, bool logits, struct step_result *result) {
+    size_t groups = runner->model->info.kv_groups, stride = runner->model->info.max_step_rows;
+    if (first == 0) memset(runner->places, 0, groups * sizeof *runner->places);
     for (size_t i = 0; i < rows; i++) {
         runner->position[i] = (int32_t)(first + i);
         runner->tier[i] = (int32_t)tier;
@@ -62,6 +66,7 @@ void window_runner_step(struct window_runner *runner, const int32_t *window, siz
         .tier = runner->tier,
         .slot = runner->slot,
         .block_table = runner->block_table,
+        .places = runner->places,
         .slots = 1,
         .blocks_per_slot = runner->blocks,
         .logit_rows = runner->logit_rows,
@@ -69,6 +74,10 @@ void window_runner_step(struct window_runner *runner, const int32_t *window, siz
         .body = runner->body,
     };
     model_step(runner->model, runner->arena, &batch, result);
+    for (size_t group = 0; group < groups; group++) {
+        const uint8_t *run = result->run + 2 * group * stride;
+        for (size_t i = 0; i < rows; i++) runner->places[group] += run[i];
+    }
 }
 
 /* ---- Sums

@@ -3,7 +3,9 @@
  * Three bodies compute the same function. none: no row runs, the weights are not touched. dense:
  * all rows run and the epilogue ignores those that skip. gather: running rows are packed by the
  * first matrix product, run, and scattered back by the epilogue. Under kv_policy compute attention
- * has two row lists: all rows for K and V, the running ones for Q, scores and O. */
+ * has two row lists: all rows for K and V, the running ones for Q, scores and O. Under omit every
+ * layer has a block table of its own, and rows have places in it that are known only once the rows
+ * that run are. */
 #include "engine/forward.h"
 
 #include "engine/cost.h"
@@ -17,14 +19,14 @@ struct kv_arena {
 
 static struct kv_layer kv_layer_of(const struct model *model, struct kv_arena *arena,
                                    size_t layer) {
+    bool omit = model->info.kv_policy == KV_OMIT;
     return (struct kv_layer){
         .arena = arena ? arena->buffer : NULL,
-        .layer = layer,
-        .layers = model->config.blocks,
+        .layer = omit ? 0 : layer,
+        .layers = omit ? 1 : model->config.blocks,
         .kv_heads = model->config.kv_heads,
         .head_size = model->config.head_size,
         .type = model->weights == DTYPE_F32 ? DTYPE_F32 : DTYPE_BF16,
-        .omit = model->info.kv_policy == KV_OMIT,
     };
 }
 
@@ -93,28 +95,63 @@ static void rotate(struct model *model, struct buffer *x, size_t heads,
     model->device->kernels->rope(model->device, &rope);
 }
 
+static void write_ids(struct device *device, struct buffer *buffer, const int32_t *ids,
+                      size_t count) {
+    device->kernels->write(device, buffer, 0, ids, count * sizeof *ids);
+}
+
+/* Under omit: places of the step's rows in the layer's cache. Running rows take the next ones; what
+ * the others get is read if the body computes them, and ignored. */
+static void place_rows(struct model *model, const struct batch *batch, size_t layer,
+                       const struct row_list *running) {
+    struct device *device = model->device;
+    struct step_rows *placed = &model->scratch.placed;
+    const int32_t *table = batch->block_table + layer * batch->slots * batch->blocks_per_slot;
+    int32_t *runs = model->host.running, *place = model->host.place, count, slot = -1, next = 0;
+    device->kernels->read(device, running->count, 0, &count, sizeof count);
+    device->kernels->read(device, running->indices, 0, runs, (size_t)count * sizeof *runs);
+    for (size_t row = 0, i = 0; row < batch->rows; row++) {
+        bool is_running = i < (size_t)count && (size_t)runs[i] == row;
+        if (batch->slot[row] != slot) {
+            slot = batch->slot[row];
+            next = batch->places[layer * batch->slots + (size_t)slot];
+        }
+        place[row] = is_running || next == 0 ? next : next - 1;
+        next += is_running;
+        i += is_running;
+    }
+    *placed = model->scratch.step;
+    placed->position = model->scratch.place;
+    write_ids(device, placed->position, place, batch->rows);
+    write_ids(device, placed->block_table, table, batch->slots * batch->blocks_per_slot);
+}
+
 /* K and V of every row under compute, of the running rows under omit. */
-static void store_kv(struct model *model, const struct kv_layer *kv, const struct layer *layer,
-                     const struct buffer *input, const struct row_list *running) {
+static void store_kv(struct model *model, const struct kv_layer *kv, const struct step_rows *placed,
+                     const struct layer *layer, const struct buffer *input,
+                     const struct row_list *list) {
     struct scratch *scratch = &model->scratch;
-    const struct row_list *list = kv->omit ? running : NULL;
     size_t rows = scratch->step.rows;
     multiply(model, input, layer->k, scratch->k, rows, list);
     multiply(model, input, layer->v, scratch->v, rows, list);
     rotate(model, scratch->k, model->config.kv_heads, list);
-    struct kv_append append = {&scratch->step, kv, scratch->k, scratch->v, list};
+    struct kv_append append = {placed, kv, scratch->k, scratch->v, list};
     model->device->kernels->kv_append(model->device, &append);
 }
 
-static void run_attention(struct model *model, struct kv_arena *arena, size_t block,
-                          enum body body) {
+static void run_attention(struct model *model, struct kv_arena *arena, const struct batch *batch,
+                          size_t block, enum body body) {
     struct scratch *scratch = &model->scratch;
     const struct layer *layer = &model->layers[block];
     const struct residual_kind *residual = model->residual->kind;
     const struct buffer *input = residual->input(model->residual);
     const struct row_list *running = residual->decide(model->residual);
     struct kv_layer kv = kv_layer_of(model, arena, block);
-    store_kv(model, &kv, layer, input, running);
+    bool omit = model->info.kv_policy == KV_OMIT;
+    const struct step_rows *placed = omit ? &scratch->placed : &scratch->step;
+    if (body == NONE && omit) return;
+    if (omit) place_rows(model, batch, block, running);
+    store_kv(model, &kv, placed, layer, input, omit ? running : NULL);
     if (body == NONE) return;
 
     const struct row_list *list = body == GATHER ? running : NULL;
@@ -122,7 +159,7 @@ static void run_attention(struct model *model, struct kv_arena *arena, size_t bl
     multiply(model, input, layer->q, scratch->q, rows, list);
     rotate(model, scratch->q, model->config.heads, list);
     struct attention attention = {
-        .step = &scratch->step,
+        .step = placed,
         .kv = &kv,
         .q = scratch->q,
         .out = scratch->mixed,
@@ -160,11 +197,6 @@ static void run_mlp(struct model *model, size_t block, enum body body) {
 /* ---- One step
  * -------------------------------------------------------------------------------------- */
 
-static void write_ids(struct device *device, struct buffer *buffer, const int32_t *ids,
-                      size_t count) {
-    device->kernels->write(device, buffer, 0, ids, count * sizeof *ids);
-}
-
 static void write_step(struct model *model, const struct batch *batch) {
     struct device *device = model->device;
     struct step_rows *step = &model->scratch.step;
@@ -174,7 +206,10 @@ static void write_step(struct model *model, const struct batch *batch) {
     write_ids(device, step->position, batch->position, batch->rows);
     write_ids(device, step->tier, batch->tier, batch->rows);
     write_ids(device, step->slot, batch->slot, batch->rows);
-    write_ids(device, step->block_table, batch->block_table, batch->slots * batch->blocks_per_slot);
+    if (model->info.kv_policy == KV_COMPUTE) {
+        size_t entries = batch->slots * batch->blocks_per_slot;
+        write_ids(device, step->block_table, batch->block_table, entries);
+    }
     int32_t count = (int32_t)batch->logit_count;
     write_ids(device, model->scratch.wanted.indices, batch->logit_rows, batch->logit_count);
     write_ids(device, model->scratch.wanted.count, &count, 1);
@@ -207,7 +242,7 @@ void model_step(struct model *model, struct kv_arena *arena, const struct batch 
         enum body body = choose_body(model, residual->decide(model->residual), batch, sublayer);
         bodies[body]++;
         if (sublayer % 2 == 0)
-            run_attention(model, arena, sublayer / 2, body);
+            run_attention(model, arena, batch, sublayer / 2, body);
         else
             run_mlp(model, sublayer / 2, body);
         residual->end_sublayer(model->residual, step, sublayer, model->scratch.f, body != DENSE);

@@ -5,7 +5,10 @@
 
 #include "engine/engine.h"
 
-/* The KV arena of one engine: a buffer of `blocks` blocks, created and touched at start. */
+/* The KV arena of one engine: a buffer of `blocks` blocks, created and touched at start. Under
+ * compute a block holds K and V of KV_BLOCK_TOKENS positions in all layers. Under omit it holds
+ * those of as many places of one layer: rows that run the layer's attention take the places of a
+ * sequence in order, the others take none. */
 struct kv_arena;
 int kv_arena_create(struct model *model, size_t blocks, struct kv_arena **arena,
                     struct error *error);
@@ -16,7 +19,9 @@ void kv_arena_destroy(struct model *model, struct kv_arena *arena);
 struct batch {
     size_t rows;                                   /* 1..max_step_rows */
     const int32_t *token, *position, *tier, *slot; /* [rows] */
-    const int32_t *block_table; /* [slots, blocks_per_slot]: block number of position / 16 */
+    const int32_t *block_table; /* [kv_groups, slots, blocks_per_slot]: the block of place / 16 */
+    /* Under omit [kv_groups, slots]: places taken by earlier positions. NULL: a place is a position. */
+    const int32_t *places;
     size_t slots, blocks_per_slot;
     const int32_t *logit_rows; /* ascending rows whose logits are wanted */
     size_t logit_count;

@@ -4,25 +4,28 @@
 #include <stdlib.h>
 #include <string.h>
 
-int kv_create(struct kv *kv, size_t blocks, size_t slots, size_t blocks_per_slot,
+int kv_create(struct kv *kv, size_t blocks, size_t groups, size_t slots, size_t blocks_per_slot,
               struct error *error) {
     memset(kv, 0, sizeof *kv);
-    size_t entries;
-    if (blocks == 0 || blocks > INT32_MAX || !size_multiply(slots, blocks_per_slot, &entries)) {
+    size_t tables, entries;
+    if (blocks == 0 || blocks > INT32_MAX || !size_multiply(slots, groups, &tables) ||
+        !size_multiply(tables, blocks_per_slot, &entries)) {
         return error_set(error, FATHOM_INVALID, "a KV cache of %zu blocks is outside 1..%d", blocks,
                          INT32_MAX);
     }
     kv->blocks = blocks;
+    kv->groups = groups;
     kv->slots = slots;
     kv->blocks_per_slot = blocks_per_slot;
     kv->oldest = kv->newest = -1;
     kv->table = calloc(entries, sizeof *kv->table);
-    kv->held = calloc(slots, sizeof *kv->held);
+    kv->held = calloc(tables, sizeof *kv->held);
+    kv->skipped = calloc(tables, sizeof *kv->skipped);
     kv->block = calloc(blocks, sizeof *kv->block);
     kv->free_blocks = calloc(blocks, sizeof *kv->free_blocks);
-    if (!kv->table || !kv->held || !kv->block || !kv->free_blocks) {
+    if (!kv->table || !kv->held || !kv->skipped || !kv->block || !kv->free_blocks) {
         kv_destroy(kv);
-        return error_set(error, FATHOM_NO_MEMORY, "no memory for a block table of %zu x %zu", slots,
+        return error_set(error, FATHOM_NO_MEMORY, "no memory for block tables of %zu x %zu", tables,
                          blocks_per_slot);
     }
     int result = prefix_index_create(&kv->index, blocks, error);
@@ -38,6 +41,7 @@ int kv_create(struct kv *kv, size_t blocks, size_t slots, size_t blocks_per_slot
 void kv_destroy(struct kv *kv) {
     free(kv->table);
     free(kv->held);
+    free(kv->skipped);
     free(kv->block);
     free(kv->free_blocks);
     prefix_index_destroy(&kv->index);
@@ -82,24 +86,52 @@ static void let_go(struct kv *kv, int32_t block) {
     }
 }
 
-bool kv_reserve(struct kv *kv, size_t slot, size_t tokens) {
-    size_t wanted = kv_blocks_for(tokens), held = kv->held[slot];
-    assert(slot < kv->slots && wanted <= kv->blocks_per_slot);
-    if (wanted <= held) return true;
-    if (wanted - held > kv_blocks_available(kv)) return false;
-    int32_t *row = kv->table + slot * kv->blocks_per_slot;
-    while (held < wanted) {
-        int32_t block = take_block(kv);
-        kv->block[block].references = 1;
-        row[held++] = block;
+/* Blocks of one group's table that hold the first `tokens` positions. */
+static size_t blocks_wanted(const struct kv *kv, size_t table, size_t tokens) {
+    return tokens > kv->skipped[table] ? kv_blocks_for(tokens - kv->skipped[table]) : 0;
+}
+
+size_t kv_missing(const struct kv *kv, size_t slot, size_t group, size_t tokens) {
+    size_t table = slot * kv->groups + group, wanted = blocks_wanted(kv, table, tokens);
+    return wanted > kv->held[table] ? wanted - kv->held[table] : 0;
+}
+
+size_t kv_missing_all(const struct kv *kv, size_t slot, size_t tokens) {
+    size_t missing = 0;
+    for (size_t group = 0; group < kv->groups; group++) {
+        missing += kv_missing(kv, slot, group, tokens);
     }
-    kv->held[slot] = held;
+    return missing;
+}
+
+bool kv_reserve(struct kv *kv, size_t slot, size_t tokens) {
+    assert(slot < kv->slots);
+    if (kv_missing_all(kv, slot, tokens) > kv_blocks_available(kv)) return false;
+    for (size_t table = slot * kv->groups; table < (slot + 1) * kv->groups; table++) {
+        size_t wanted = blocks_wanted(kv, table, tokens);
+        assert(wanted <= kv->blocks_per_slot);
+        while (kv->held[table] < wanted) {
+            int32_t block = take_block(kv);
+            kv->block[block].references = 1;
+            kv->table[table * kv->blocks_per_slot + kv->held[table]++] = block;
+        }
+    }
     return true;
+}
+
+void kv_skip(struct kv *kv, size_t slot, size_t group, size_t positions, size_t tokens) {
+    size_t table = slot * kv->groups + group;
+    kv->skipped[table] += positions;
+    size_t wanted = blocks_wanted(kv, table, tokens);
+    while (kv->held[table] > wanted) {
+        let_go(kv, kv->table[table * kv->blocks_per_slot + --kv->held[table]]);
+    }
 }
 
 void kv_adopt(struct kv *kv, size_t slot, size_t i, int32_t block) {
     int32_t *entry = kv->table + slot * kv->blocks_per_slot + i;
-    assert(slot < kv->slots && i <= kv->held[slot] && i < kv->blocks_per_slot);
+    assert(kv->groups == 1 && slot < kv->slots);
+    assert(i <= kv->held[slot] && i < kv->blocks_per_slot);
     assert(kv_serial(kv, block) != 0);
     if (kv->block[block].references++ == 0) idle_remove(kv, block);
     if (i < kv->held[slot]) {
@@ -111,13 +143,16 @@ void kv_adopt(struct kv *kv, size_t slot, size_t i, int32_t block) {
 }
 
 void kv_publish(struct kv *kv, size_t slot, size_t i, uint64_t parent, const int32_t *tokens) {
-    assert(i < kv->held[slot]);
+    assert(kv->groups == 1 && i < kv->held[slot]);
     prefix_index_insert(&kv->index, kv_block_at(kv, slot, i), parent, tokens);
 }
 
 /* From the end: of a chain the last block is the first to be taken again, as no other needs it. */
 void kv_release(struct kv *kv, size_t slot) {
     assert(slot < kv->slots);
-    for (size_t i = kv->held[slot]; i-- > 0;) let_go(kv, kv_block_at(kv, slot, i));
-    kv->held[slot] = 0;
+    for (size_t table = slot * kv->groups; table < (slot + 1) * kv->groups; table++) {
+        const int32_t *row = kv->table + table * kv->blocks_per_slot;
+        for (size_t i = kv->held[table]; i-- > 0;) let_go(kv, row[i]);
+        kv->held[table] = kv->skipped[table] = 0;
+    }
 }

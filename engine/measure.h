@@ -12,7 +12,8 @@ struct window_runner {
     size_t window, blocks;
     int body;     /* BODY_*; BODY_AUTO unless a test says otherwise */
     int32_t *ids; /* owns the arrays below */
-    int32_t *position, *tier, *slot, *logit_rows, *block_table;
+    int32_t *position, *tier, *slot, *logit_rows;
+    int32_t *block_table, *places; /* [kv_groups, blocks], [kv_groups] */
 };
 
 int window_runner_create(struct model *model, size_t window, struct window_runner *runner,

@@ -116,6 +116,7 @@ static int make_step_buffers(struct model *model, struct error *error) {
         {&step->tier, rows},
         {&step->slot, rows},
         {&step->block_table, scratch->table_capacity},
+        {&scratch->place, rows},
         {&scratch->wanted.indices, rows},
         {&scratch->wanted.count, 1},
     };
@@ -161,7 +162,11 @@ static int make_host_results(struct model *model, struct error *error) {
     host->mix = calloc(decisions, sizeof *host->mix);
     host->run = calloc(decisions, sizeof *host->run);
     host->log_norm = calloc(rows, sizeof *host->log_norm);
-    if (host->logits && host->mix && host->run && host->log_norm) return 0;
+    host->running = calloc(rows, sizeof *host->running);
+    host->place = calloc(rows, sizeof *host->place);
+    if (host->logits && host->mix && host->run && host->log_norm && host->running && host->place) {
+        return 0;
+    }
     return error_set(error, FATHOM_NO_MEMORY, "no memory for the results of a step of %zu rows",
                      rows);
 }
@@ -218,6 +223,7 @@ static void describe_shape(struct model *model, const struct model_options *opti
     if (options->max_context) info->context = options->max_context;
     info->max_step_rows = options->max_step_rows ? options->max_step_rows : DEFAULT_STEP_ROWS;
     info->kv_policy = depth->kv_policy;
+    info->kv_groups = info->kv_policy == KV_OMIT ? info->blocks : 1;
     info->tier_count = depth->tier_count;
     info->default_tier = depth->default_tier;
     memcpy(info->tiers, depth->tiers, sizeof info->tiers);
@@ -391,6 +397,7 @@ static void destroy_scratch(struct model *model) {
         step->tier,
         step->slot,
         step->block_table,
+        scratch->place,
         scratch->wanted.indices,
         scratch->wanted.count,
         model->rope,
@@ -414,6 +421,8 @@ void model_destroy(struct model *model) {
     free(model->host.mix);
     free(model->host.run);
     free(model->host.log_norm);
+    free(model->host.running);
+    free(model->host.place);
     tokenizer_destroy(model->tokenizer);
     checkpoint_close(model->checkpoint);
     free(model);

@@ -19,6 +19,8 @@ struct scratch {
     struct buffer *gate, *up;         /* [rows, inner] */
     struct buffer *f;                 /* [rows, d] */
     struct buffer *logits;            /* [rows, V] */
+    struct step_rows placed; /* under omit: `step`, but with places in one layer's cache for */
+    struct buffer *place;    /* positions: int32 [rows] */
     struct row_list wanted;           /* rows whose logits are asked for */
     size_t table_capacity;            /* entries of step.block_table */
 };
@@ -27,6 +29,7 @@ struct scratch {
 struct host_results {
     float *logits, *mix, *log_norm;
     uint8_t *run;
+    int32_t *running, *place; /* [rows] */
 };
 
 struct model {

@@ -10,6 +10,7 @@ static void schedule_decodes(struct scheduler *scheduler);
 static void schedule_prefills(struct scheduler *scheduler, uint64_t now);
 static double predict(const struct scheduler *scheduler, const struct cost_load *load);
 static void stop_running(struct scheduler *scheduler, struct sequence *sequence);
+static void write_tables(struct scheduler *scheduler);
 
 int scheduler_create(struct scheduler *scheduler, const struct scheduler_limits *limits,
                      struct error *error) {
@@ -18,8 +19,10 @@ int scheduler_create(struct scheduler *scheduler, const struct scheduler_limits 
     size_t rows = limits->max_step_rows, slots = limits->max_sequences;
     if (slots > rows) slots = rows;
     scheduler->limits.max_sequences = slots;
-    size_t per_slot = kv_blocks_for(limits->max_tokens);
-    int result = kv_create(&scheduler->kv, limits->kv_blocks, slots, per_slot, error);
+    if (limits->kv_groups == 0) scheduler->limits.kv_groups = 1;
+    size_t groups = scheduler->limits.kv_groups, per_slot = kv_blocks_for(limits->max_tokens);
+    assert(groups == 1 || !limits->prefix_cache);
+    int result = kv_create(&scheduler->kv, limits->kv_blocks, groups, slots, per_slot, error);
     if (result != 0) return result;
     struct step *step = &scheduler->step;
     scheduler->free_slots = calloc(slots, sizeof *scheduler->free_slots);
@@ -29,8 +32,10 @@ int scheduler_create(struct scheduler *scheduler, const struct scheduler_limits 
     step->slot = calloc(rows, sizeof *step->slot);
     step->logit_rows = calloc(rows, sizeof *step->logit_rows);
     step->parts = calloc(rows, sizeof *step->parts);
+    step->block_table = calloc(slots * groups * per_slot, sizeof *step->block_table);
+    step->places = calloc(slots * groups, sizeof *step->places);
     if (!scheduler->free_slots || !step->token || !step->position || !step->tier || !step->slot ||
-        !step->logit_rows || !step->parts) {
+        !step->logit_rows || !step->parts || !step->block_table || !step->places) {
         scheduler_destroy(scheduler);
         return error_set(error, FATHOM_NO_MEMORY, "no memory for steps of %zu rows", rows);
     }
@@ -48,6 +53,8 @@ void scheduler_destroy(struct scheduler *scheduler) {
     free(scheduler->step.slot);
     free(scheduler->step.logit_rows);
     free(scheduler->step.parts);
+    free(scheduler->step.block_table);
+    free(scheduler->step.places);
     memset(scheduler, 0, sizeof *scheduler);
 }
 
@@ -86,23 +93,29 @@ void scheduler_remove(struct scheduler *scheduler, struct sequence *sequence) {
 
 const struct step *scheduler_next_step(struct scheduler *scheduler, uint64_t now) {
     struct step *step = &scheduler->step;
-    step->rows = step->part_count = step->logit_count = step->slots = 0;
+    step->rows = step->part_count = step->logit_count = 0;
     scheduler->load = (struct cost_load){0};
     schedule_decodes(scheduler);
     schedule_prefills(scheduler, now);
+    write_tables(scheduler);
     step->predicted_ns = predict(scheduler, &scheduler->load);
     assert(step->rows > 0 || scheduler_is_empty(scheduler));
     return step;
 }
 
-void scheduler_complete_step(struct scheduler *scheduler) {
+void scheduler_complete_step(struct scheduler *scheduler, const uint32_t *skips) {
     const struct step *step = &scheduler->step;
+    size_t groups = scheduler->limits.kv_groups;
     for (size_t i = 0; i < step->part_count; i++) {
         struct sequence *sequence = step->parts[i].sequence;
         size_t rows = step->parts[i].rows;
         sequence->computed += rows;
         if (sequence->computed > sequence->reached) sequence->reached = sequence->computed;
         if (scheduler->limits.prefix_cache) prefix_settle(&scheduler->kv, sequence, rows);
+        for (size_t group = 0; groups > 1 && group < groups; group++) {
+            kv_skip(&scheduler->kv, (size_t)sequence->slot, group, skips[i * groups + group],
+                    sequence->length);
+        }
     }
 }
 
@@ -185,6 +198,7 @@ static void step_add(struct scheduler *scheduler, struct sequence *sequence, siz
     struct step *step = &scheduler->step;
     load_add(&scheduler->load, sequence, rows);
     size_t known = sequence->reached - sequence->computed;
+    int32_t slot = (int32_t)step->part_count;
     step->parts[step->part_count++] = (struct step_part){
         .sequence = sequence,
         .first_row = step->rows,
@@ -193,19 +207,41 @@ static void step_add(struct scheduler *scheduler, struct sequence *sequence, siz
         .reused = reused,
         .first_logit = step->logit_count,
     };
-    size_t slot = (size_t)sequence->slot;
-    if (step->slots <= slot) step->slots = slot + 1;
     for (size_t i = 0; i < rows; i++) {
         size_t position = sequence->computed + i, row = step->rows++;
         step->token[row] = sequence->tokens[position];
         step->position[row] = (int32_t)position;
         step->tier[row] = sequence->request.tier;
-        step->slot[row] = sequence->slot;
+        step->slot[row] = slot;
         if (sequence_wants_logits(sequence, position)) {
             step->logit_rows[step->logit_count++] = (int32_t)row;
         }
     }
     if (scheduler->limits.prefix_cache) prefix_announce(&scheduler->kv, sequence, rows);
+}
+
+/* The part of the block tables that the step touches: a device gets no more to copy. */
+static void write_tables(struct scheduler *scheduler) {
+    struct step *step = &scheduler->step;
+    const struct kv *kv = &scheduler->kv;
+    step->blocks_per_part = 0;
+    for (size_t i = 0; i < step->part_count; i++) {
+        const struct step_part *part = &step->parts[i];
+        size_t blocks = kv_blocks_for(part->sequence->computed + part->rows);
+        if (blocks > step->blocks_per_part) step->blocks_per_part = blocks;
+    }
+    for (size_t group = 0; group < kv->groups; group++) {
+        for (size_t i = 0; i < step->part_count; i++) {
+            const struct sequence *sequence = step->parts[i].sequence;
+            size_t slot = (size_t)sequence->slot, at = group * step->part_count + i;
+            size_t held = size_min(kv_held(kv, slot, group), step->blocks_per_part);
+            int32_t *row = step->block_table + at * step->blocks_per_part;
+            memcpy(row, kv_table(kv, slot, group), held * sizeof *row);
+            memset(row + held, 0, (step->blocks_per_part - held) * sizeof *row);
+            step->places[at] =
+                (int32_t)(sequence->computed - kv->skipped[slot * kv->groups + group]);
+        }
+    }
 }
 
 /* Gives up everything that a running sequence holds; its slot is the next one to be used. */
@@ -246,14 +282,17 @@ static void schedule_decodes(struct scheduler *scheduler) {
     }
 }
 
-/* Running sequences that will ask for another block some day. A block is kept for each, or the
- * newcomer would be preempted a few steps after its prefill. */
+/* Groups in which running sequences will ask for another block some day. One is kept for each, or
+ * the newcomer would be preempted a few steps after its prefill. */
 static size_t count_growing(const struct scheduler *scheduler) {
+    const struct kv *kv = &scheduler->kv;
     size_t growing = 0;
     const struct sequence *sequence = scheduler->running.first;
     for (; sequence; sequence = sequence->next) {
-        size_t held = scheduler->kv.held[sequence->slot];
-        if (kv_blocks_for(sequence_limit(sequence)) > held) growing++;
+        size_t slot = (size_t)sequence->slot, limit = sequence_limit(sequence);
+        for (size_t group = 0; group < kv->groups; group++) {
+            growing += kv_missing(kv, slot, group, limit) > 0;
+        }
     }
     return growing;
 }
@@ -262,10 +301,11 @@ static size_t count_growing(const struct scheduler *scheduler) {
 static bool take_blocks(struct scheduler *scheduler, struct sequence *sequence, size_t *reused) {
     struct kv *kv = &scheduler->kv;
     size_t slot = (size_t)sequence->slot, reached = sequence->reached;
-    size_t wanted = kv_blocks_for(size_min(sequence->length + 1, sequence_limit(sequence)));
+    size_t tokens = size_min(sequence->length + 1, sequence_limit(sequence));
     *reused = scheduler->limits.prefix_cache ? prefix_reuse(kv, sequence) : 0;
-    if (wanted - kv->held[slot] + count_growing(scheduler) <= kv_blocks_available(kv)) {
-        return kv_reserve(kv, slot, wanted * KV_BLOCK_TOKENS);
+    size_t missing = kv_missing_all(kv, slot, tokens);
+    if (missing + count_growing(scheduler) <= kv_blocks_available(kv)) {
+        return kv_reserve(kv, slot, tokens);
     }
     kv_release(kv, slot);
     sequence->computed = 0;

@@ -26,10 +26,11 @@
 struct scheduler_limits {
     size_t max_sequences; /* running at once; at most max_step_rows are, so that each can decode */
     size_t max_step_rows;
-    size_t prefill_chunk; /* rows of one sequence in a step; 0: no limit of its own */
-    size_t kv_blocks;
-    size_t max_tokens; /* of one sequence, prompt and generated: kv_blocks hold them */
-    bool prefix_cache; /* reuse blocks that hold the same tokens, of whoever computed them */
+    size_t prefill_chunk;        /* rows of one sequence in a step; 0: no limit of its own */
+    size_t kv_blocks, kv_groups; /* tables of a sequence: struct kv; 0: 1 */
+    size_t max_tokens;           /* of one sequence, prompt and generated: kv_blocks hold them */
+    bool prefix_cache; /* reuse blocks that hold the same tokens, of whoever computed them; one
+                          group only */
     const struct cost_model *cost; /* NULL: steps are bounded by rows alone */
     double step_target_ns;         /* of a step with decode rows; 0: none */
 };
@@ -46,11 +47,14 @@ struct step_part {
 /* As struct batch wants it; valid until the next call of scheduler_next_step. */
 struct step {
     size_t rows, part_count, logit_count;
-    size_t slots;                            /* all of `slot` are below it */
-    int32_t *token, *position, *tier, *slot; /* [max_step_rows] */
+    int32_t *token, *position, *tier, *slot; /* [max_step_rows]; a row's slot is its part */
     int32_t *logit_rows;                     /* [max_step_rows] */
     struct step_part *parts;                 /* [max_step_rows] */
-    double predicted_ns;                     /* 0 without a cost model */
+    int32_t *block_table; /* [kv_groups, part_count, blocks_per_part]: what of the sequences' tables
+                             this step reads and writes; 0 behind it */
+    int32_t *places;      /* [kv_groups, part_count]: of the part's first row that takes one */
+    size_t blocks_per_part;
+    double predicted_ns; /* 0 without a cost model */
 };
 
 #define SCHEDULER_DRIFTS 14
@@ -87,8 +91,9 @@ void scheduler_add(struct scheduler *scheduler, struct sequence *sequence);
  * sequences that start. */
 const struct step *scheduler_next_step(struct scheduler *scheduler, uint64_t now);
 
-/* The chosen rows were computed. Call before any token of theirs is appended. */
-void scheduler_complete_step(struct scheduler *scheduler);
+/* The chosen rows were computed; with several kv_groups, skips [part_count, kv_groups] says how
+ * many of each part's took no place in each. Call before any token of theirs is appended. */
+void scheduler_complete_step(struct scheduler *scheduler, const uint32_t *skips);
 
 /* How long the step took: later predictions learn from it. Call after complete_step. */
 void scheduler_observe_step(struct scheduler *scheduler, double real_ns);

@@ -10,6 +10,13 @@ static double full_flops(const struct model_info *info) {
            (double)info->context / 2 * info->flops_attn_per_context;
 }
 
+/* Who skips an attention takes no KV there. */
+static void print_kv_per_token(const struct model_info *info, double share) {
+    double bytes = share * (double)model_kv_bytes(info, info->kv_block_tokens);
+    char text[32];
+    printf("  KV %s", size_format((size_t)bytes / info->kv_block_tokens, text, sizeof text));
+}
+
 static void print_tiers(const struct model_info *info) {
     printf("\n  %-12s %10s %11s %10s %9s %13s\n", "tier", "skip goal", "perplexity", "attn skip",
            "MLP skip", "MFLOP/token");
@@ -19,6 +26,7 @@ static void print_tiers(const struct model_info *info) {
         if (tier->measured) {
             printf(" %11.3f %8.1f %% %7.1f %% %13.3f", tier->perplexity, 100 * tier->attn_skip,
                    100 * tier->mlp_skip, tier->flops_per_token / 1e6);
+            if (info->kv_policy == KV_OMIT) print_kv_per_token(info, 1 - tier->attn_skip);
         }
         printf("%s\n", i == info->default_tier ? "  (default)" : "");
     }
@@ -41,7 +49,8 @@ static void print_text(const struct model_info *info) {
     printf("  memory     weights %s, scratch %s, KV cache %s per token (%s for a full context)\n",
            size_format(info->weight_bytes, a, sizeof a),
            size_format(info->scratch_bytes, b, sizeof b),
-           size_format(info->kv_block_bytes / info->kv_block_tokens, c, sizeof c),
+           size_format(model_kv_bytes(info, info->kv_block_tokens) / info->kv_block_tokens, c,
+                       sizeof c),
            size_format(model_kv_bytes(info, info->context), d, sizeof d));
     print_tiers(info);
 }
@@ -92,7 +101,8 @@ static int print_json(const struct model_info *info) {
         info->kv_policy == KV_COMPUTE ? "compute" : "omit", "context", (json_int_t)info->context,
         "device", info->device, "weights", info->weights, "weight_bytes",
         (json_int_t)info->weight_bytes, "scratch_bytes", (json_int_t)info->scratch_bytes,
-        "kv_bytes_per_token", (json_int_t)(info->kv_block_bytes / info->kv_block_tokens),
+        "kv_bytes_per_token",
+        (json_int_t)(model_kv_bytes(info, info->kv_block_tokens) / info->kv_block_tokens),
         "flops_per_token_full", full_flops(info), "default_tier",
         info->tiers[info->default_tier].name, "tiers", tiers);
     int result = root ? json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) : -1;

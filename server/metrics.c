@@ -126,6 +126,9 @@ static void page_engine(struct page *page) {
                (double)stats->prefix_hits);
     page_value(page, "fathom_kv_bytes_used", "gauge", "KV bytes in use.",
                (double)stats->kv_bytes_used);
+    page_value(page, "fathom_kv_bytes_saved", "gauge",
+               "KV bytes that running sequences do not need because tokens were omitted.",
+               (double)stats->kv_bytes_saved);
     page_value(page, "fathom_kv_bytes_budget", "gauge", "KV bytes that may be used.",
                (double)stats->kv_bytes_budget);
     page_value(page, "fathom_prompt_tokens_total", "counter", "Prompt tokens executed.",

@@ -29,6 +29,7 @@ static struct model_info test_model = {
     .sublayers = 24,
     .kv_block_tokens = 16,
     .kv_block_bytes = 16 * 3072,
+    .kv_groups = 1,
     .tier_count = 4,
     .tiers = {{.name = "full", .measured = true, .perplexity = 12.5, .flops_per_token = 1e7},
               {.name = "high", .target_skip = 0.1},

@@ -86,7 +86,7 @@ static void check_invariance(const char *name) {
     run_alone(model, asked, alone);
     for (size_t i = 0; i < REQUESTS; i++) check_sound(&asked[i], &alone[i], info);
 
-    size_t tiny = 9 * info->kv_block_bytes; /* the longest request takes 8 blocks */
+    size_t tiny = model_kv_bytes(info, 9 * 16); /* what the longest request takes */
     const struct engine_options circumstances[] = {
         {.body = BODY_AUTO},
         {.body = BODY_DENSE},
@@ -100,7 +100,9 @@ static void check_invariance(const char *name) {
         run_together(model, circumstances[i], asked, outcomes, &stats);
         for (size_t j = 0; j < REQUESTS; j++) check_same(&alone[j], &outcomes[j]);
         check_stats(&stats, outcomes, info);
-        assert_int_equal(stats.preemptions > 0, circumstances[i].kv_budget == tiny);
+        /* Under omit these take so little that nobody has to go. */
+        bool is_tight = circumstances[i].kv_budget == tiny && info->kv_policy == KV_COMPUTE;
+        assert_int_equal(stats.preemptions > 0, is_tight);
     }
     model_destroy(model);
 
@@ -118,6 +120,65 @@ static void test_same_answer_under_compute(void **state) {
 static void test_same_answer_under_omit(void **state) {
     (void)state;
     check_invariance("sharded-omit");
+}
+
+/* All run everything, so that they do not fit; and skip, so that places and positions part. */
+static void test_same_answer_after_preemption_under_omit(void **state) {
+    (void)state;
+    static struct asked asked[REQUESTS];
+    static struct outcome alone[REQUESTS], outcomes[REQUESTS];
+    struct model *model = open_model("sharded-omit", 1, 64);
+    const struct model_info *info = model_get_info(model);
+    size_t preemptions = 0;
+    for (int32_t tier = 0; tier < 2; tier++) {
+        for (size_t i = 0; i < REQUESTS; i++) {
+            ask(&asked[i], info, i, 10 + i, 128 - 10 - REQUESTS);
+            asked[i].request.tier = tier;
+        }
+        run_alone(model, asked, alone);
+        struct engine_options tight = {.kv_budget = model_kv_bytes(info, 8 * 16)};
+        struct engine_stats stats;
+        run_together(model, tight, asked, outcomes, &stats);
+        for (size_t j = 0; j < REQUESTS; j++) check_same(&alone[j], &outcomes[j]);
+        check_stats(&stats, outcomes, info);
+        preemptions += stats.preemptions;
+        assert_int_equal(stats.kv_blocks_used, 0);
+    }
+    assert_true(preemptions > 0);
+    model_destroy(model);
+}
+
+/* A tier that skips all attention needs no KV: it runs in what one token of another would take. */
+static void test_omitted_tokens_take_no_kv(void **state) {
+    (void)state;
+    static struct asked asked;
+    struct model *model = open_model("sharded-omit", 1, 64);
+    const struct model_info *info = model_get_info(model);
+    assert_int_equal(info->kv_groups, info->blocks);
+    struct engine *engine = open_engine(model, (struct engine_options){0});
+    for (int32_t tier = 0; tier < 3; tier++) {
+        struct engine_stats stats;
+        size_t used = 0, saved = 0;
+        ask(&asked, info, 1, 64, 60);
+        asked.request.tier = tier;
+        submit(engine, &asked);
+        for (bool ended = false; !ended;) {
+            struct engine_event event;
+            engine_wait(engine, 1000);
+            if (engine_take_events(engine, &event, 1) == 0) continue;
+            ended = event.kind == EVENT_FINISHED;
+            engine_get_stats(engine, &stats);
+            if (stats.kv_bytes_used > used) used = stats.kv_bytes_used;
+            if (stats.kv_bytes_saved > saved) saved = stats.kv_bytes_saved;
+        }
+        /* Published between steps: what was reserved for a whole prompt is not seen. */
+        if (tier == 0) assert_int_equal(saved, 0);
+        if (tier == 1) assert_true(saved > 0 && used < model_kv_bytes(info, 124));
+        if (tier == 2) assert_int_equal(used, 0);
+        wait_idle(engine, &stats);
+    }
+    engine_destroy(engine);
+    model_destroy(model);
 }
 
 static void test_same_answer_with_end_of_text(void **state) {
@@ -371,6 +432,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_answer_under_compute),
         cmocka_unit_test(test_same_answer_under_omit),
+        cmocka_unit_test(test_same_answer_after_preemption_under_omit),
+        cmocka_unit_test(test_omitted_tokens_take_no_kv),
         cmocka_unit_test(test_same_answer_with_end_of_text),
         cmocka_unit_test(test_stop_tokens_and_end_of_text),
         cmocka_unit_test(test_error_ends_only_its_own_request),

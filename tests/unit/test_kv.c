@@ -12,7 +12,7 @@
 static void test_reserve_rounds_up_to_blocks(void **state) {
     (void)state;
     struct kv kv;
-    assert_int_equal(kv_create(&kv, 8, 2, 8, NULL), 0);
+    assert_int_equal(kv_create(&kv, 8, 1, 2, 8, NULL), 0);
     const struct {
         size_t tokens, blocks;
     } cases[] = {{0, 0}, {1, 1}, {16, 1}, {17, 2}, {5, 2}, {64, 4}};
@@ -27,7 +27,7 @@ static void test_reserve_rounds_up_to_blocks(void **state) {
 static void test_reserve_is_all_or_nothing(void **state) {
     (void)state;
     struct kv kv;
-    assert_int_equal(kv_create(&kv, 4, 2, 4, NULL), 0);
+    assert_int_equal(kv_create(&kv, 4, 1, 2, 4, NULL), 0);
     assert_true(kv_reserve(&kv, 0, 32));
     assert_false(kv_reserve(&kv, 1, 48));
     assert_int_equal(kv.held[1], 0);
@@ -43,7 +43,7 @@ static void test_reserve_is_all_or_nothing(void **state) {
 static void test_growth_keeps_the_blocks_held(void **state) {
     (void)state;
     struct kv kv;
-    assert_int_equal(kv_create(&kv, 6, 2, 6, NULL), 0);
+    assert_int_equal(kv_create(&kv, 6, 1, 2, 6, NULL), 0);
     assert_true(kv_reserve(&kv, 0, 20));
     int32_t first = kv_block_at(&kv, 0, 0), second = kv_block_at(&kv, 0, 1);
     assert_true(kv_reserve(&kv, 1, 1));
@@ -56,7 +56,7 @@ static void test_growth_keeps_the_blocks_held(void **state) {
 static void test_released_blocks_are_used_first(void **state) {
     (void)state;
     struct kv kv;
-    assert_int_equal(kv_create(&kv, 6, 2, 6, NULL), 0);
+    assert_int_equal(kv_create(&kv, 6, 1, 2, 6, NULL), 0);
     assert_true(kv_reserve(&kv, 0, 16));
     assert_true(kv_reserve(&kv, 1, 16));
     int32_t released = kv_block_at(&kv, 0, 0);
@@ -85,7 +85,7 @@ static uint64_t publish_chain(struct kv *kv, size_t slot, size_t count, uint64_t
 static void test_published_blocks_outlive_their_holder(void **state) {
     (void)state;
     struct kv kv;
-    assert_int_equal(kv_create(&kv, 8, 3, 8, NULL), 0);
+    assert_int_equal(kv_create(&kv, 8, 1, 3, 8, NULL), 0);
     assert_true(kv_reserve(&kv, 0, 40)); /* two full blocks and a half one */
     publish_chain(&kv, 0, 2, 99);
     int32_t first = kv_block_at(&kv, 0, 0), second = kv_block_at(&kv, 0, 1);
@@ -110,7 +110,7 @@ static void test_published_blocks_outlive_their_holder(void **state) {
 static void test_the_end_of_the_oldest_chain_goes_first(void **state) {
     (void)state;
     struct kv kv;
-    assert_int_equal(kv_create(&kv, 4, 3, 4, NULL), 0);
+    assert_int_equal(kv_create(&kv, 4, 1, 3, 4, NULL), 0);
     for (size_t slot = 0; slot < 2; slot++) {
         assert_true(kv_reserve(&kv, slot, 32));
         publish_chain(&kv, slot, 2, 70 + slot);
@@ -136,7 +136,7 @@ static void test_the_end_of_the_oldest_chain_goes_first(void **state) {
 static void test_adopting_gives_back_the_own_copy(void **state) {
     (void)state;
     struct kv kv;
-    assert_int_equal(kv_create(&kv, 4, 2, 4, NULL), 0);
+    assert_int_equal(kv_create(&kv, 4, 1, 2, 4, NULL), 0);
     for (size_t slot = 0; slot < 2; slot++) assert_true(kv_reserve(&kv, slot, 16));
     publish_chain(&kv, 0, 1, 5);
     int32_t copy = kv_block_at(&kv, 1, 0);
@@ -161,9 +161,9 @@ static void test_impossible_sizes_are_refused(void **state) {
     (void)state;
     struct kv kv;
     struct error error = {0};
-    assert_int_equal(kv_create(&kv, 0, 1, 1, &error), FATHOM_INVALID);
-    assert_int_equal(kv_create(&kv, (size_t)INT32_MAX + 1, 1, 1, &error), FATHOM_INVALID);
-    assert_int_equal(kv_create(&kv, 1, SIZE_MAX, 2, &error), FATHOM_INVALID);
+    assert_int_equal(kv_create(&kv, 0, 1, 1, 1, &error), FATHOM_INVALID);
+    assert_int_equal(kv_create(&kv, (size_t)INT32_MAX + 1, 1, 1, 1, &error), FATHOM_INVALID);
+    assert_int_equal(kv_create(&kv, 1, 2, SIZE_MAX, 1, &error), FATHOM_INVALID);
     kv_destroy(&kv);
 }
 
@@ -216,7 +216,7 @@ static void use_randomly(struct kv *kv, size_t slot) {
 static void test_random_use_conserves_blocks(void **state) {
     (void)state;
     struct kv kv;
-    assert_int_equal(kv_create(&kv, 32, 6, 12, NULL), 0);
+    assert_int_equal(kv_create(&kv, 32, 1, 6, 12, NULL), 0);
     srand(7);
     for (size_t event = 0; event < 100000; event++) {
         size_t slot = (size_t)rand() % 6;

@@ -88,7 +88,7 @@ static double run_step(struct world *world, size_t *prefill, size_t *decodes) {
         *(is_decode ? decodes : prefill) += step->parts[i].rows;
     }
     world->now += taken;
-    scheduler_complete_step(scheduler);
+    scheduler_complete_step(scheduler, NULL);
     scheduler_observe_step(scheduler, taken);
     for (size_t i = 0; i < step->part_count; i++) {
         struct sequence *sequence = step->parts[i].sequence;
