@@ -180,8 +180,10 @@ static void begin_measuring(struct run *run) {
 static bool is_over(const struct run *run) {
     const struct load *load = run->load;
     if (load->requests) return run->ended >= load->requests;
-    return run->measures && now() - run->begun >= load->seconds &&
-           (!load->lockstep || run->ended == run->sent);
+    if (!run->measures || now() - run->begun < load->seconds) return false;
+    if (load->lockstep) return run->ended == run->sent;
+    size_t enough = load->clients < 4 ? 4 : load->clients > 32 ? 32 : load->clients;
+    return run->ended - run->ended_before >= enough;
 }
 
 static void run_closed(struct run *run) {

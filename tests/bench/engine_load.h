@@ -20,8 +20,10 @@ struct load {
     bool lockstep;   /* the next ones start only when all of them have ended */
     double rate;     /* open loop: Poisson arrivals per second */
     size_t requests; /* ends when so many have; 0: after `seconds` */
-    double seconds;  /* open loop: of arrivals, then everybody ends. Closed: measured, from when
-                       every client has had a first token. Lock-step: at least */
+    /* Open loop: of arrivals, then everybody ends. Else measured, at least, from when every client
+     * has had a first token, and until as many requests have ended as there are clients, 4 to 32:
+     * prompts should have their share. */
+    double seconds;
 };
 
 struct load_result {
