@@ -337,6 +337,8 @@ struct step_record {
     size_t rows, decode_rows, logit_rows;
     size_t body_none, body_dense, body_gather; /* sub-layers */
     uint64_t predicted_ns, real_ns;
+    uint64_t modelled_ns; /* predicted, before what earlier steps taught */
+    uint64_t thread_ns;   /* of real_ns: the engine's thread had a processor */
     uint32_t tiers[TIERS_MAX];
 };
 

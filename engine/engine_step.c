@@ -2,6 +2,7 @@
 #include "engine/engine_thread.h"
 
 #include <string.h>
+#include <time.h>
 
 /* ---- Events ---------------------------------------------------------------------------------- */
 
@@ -276,8 +277,15 @@ static void log_step(struct engine *engine, const struct step *step,
     engine->record = record;
 }
 
+/* Processor time of this thread. */
+static uint64_t thread_time_ns(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return (uint64_t)time.tv_sec * UINT64_C(1000000000) + (uint64_t)time.tv_nsec;
+}
+
 void engine_step(struct engine *engine) {
-    uint64_t start = time_now_ns();
+    uint64_t start = time_now_ns(), thread_start = thread_time_ns();
     const struct step *step = scheduler_next_step(&engine->scheduler, start);
     struct batch batch = {
         .rows = step->rows,
@@ -294,7 +302,7 @@ void engine_step(struct engine *engine) {
         .body = engine->options.body,
         .cost = &engine->cost,
     };
-    double predicted = step->predicted_ns;
+    double predicted = step->predicted_ns, modelled = step->modelled_ns;
     struct step_result result;
     model_step(engine->model, engine->arena, &batch, &result);
     count_step(engine, step, &result);
@@ -314,7 +322,9 @@ void engine_step(struct engine *engine) {
     count_prediction(&engine->stats, predicted, (double)(end - start));
     engine->record.at_ns = end;
     engine->record.predicted_ns = (uint64_t)predicted;
+    engine->record.modelled_ns = (uint64_t)modelled;
     engine->record.real_ns = end - start;
+    engine->record.thread_ns = thread_time_ns() - thread_start;
     pthread_mutex_lock(&engine->stats_lock);
     step_log_add(&engine->step_log, &engine->record);
     pthread_mutex_unlock(&engine->stats_lock);

@@ -8,7 +8,8 @@
 
 static void schedule_decodes(struct scheduler *scheduler);
 static void schedule_prefills(struct scheduler *scheduler, uint64_t now);
-static double predict(const struct scheduler *scheduler, const struct cost_load *load);
+static double predict_plainly(const struct scheduler *scheduler, const struct cost_load *load);
+static double find_drift(const struct scheduler *scheduler, const struct cost_load *load);
 static void stop_running(struct scheduler *scheduler, struct sequence *sequence);
 static void write_tables(struct scheduler *scheduler);
 
@@ -98,7 +99,8 @@ const struct step *scheduler_next_step(struct scheduler *scheduler, uint64_t now
     schedule_decodes(scheduler);
     schedule_prefills(scheduler, now);
     write_tables(scheduler);
-    step->predicted_ns = predict(scheduler, &scheduler->load);
+    step->modelled_ns = predict_plainly(scheduler, &scheduler->load);
+    step->predicted_ns = step->modelled_ns * find_drift(scheduler, &scheduler->load);
     assert(step->rows > 0 || scheduler_is_empty(scheduler));
     return step;
 }
@@ -158,19 +160,20 @@ static double find_drift(const struct scheduler *scheduler, const struct cost_lo
     return 1;
 }
 
+static double predict_plainly(const struct scheduler *scheduler, const struct cost_load *load) {
+    return scheduler->limits.cost ? cost_predict(scheduler->limits.cost, load) : 0;
+}
+
 static double predict(const struct scheduler *scheduler, const struct cost_load *load) {
-    if (!scheduler->limits.cost) return 0;
-    return cost_predict(scheduler->limits.cost, load) * find_drift(scheduler, load);
+    return predict_plainly(scheduler, load) * find_drift(scheduler, load);
 }
 
 void scheduler_observe_step(struct scheduler *scheduler, double real_ns) {
-    if (!scheduler->limits.cost || scheduler->step.rows == 0) return;
-    double predicted = cost_predict(scheduler->limits.cost, &scheduler->load);
-    if (predicted <= 0) return;
-    double ratio = real_ns / predicted;
+    if (scheduler->step.modelled_ns <= 0) return;
+    double ratio = real_ns / scheduler->step.modelled_ns;
     double *drift = &scheduler->drift[drift_class(&scheduler->load)];
     if (*drift > 0 && ratio > 2 * *drift) ratio = 2 * *drift; /* a stall says little of the next */
-    *drift += *drift > 0 ? (ratio - *drift) / 8 : ratio;
+    *drift += *drift > 0 ? (ratio - *drift) / 4 : ratio;
 }
 
 /* The most rows, up to `rows`, with which the step still meets its target. */

@@ -54,7 +54,8 @@ struct step {
                              this step reads and writes; 0 behind it */
     int32_t *places;      /* [kv_groups, part_count]: of the part's first row that takes one */
     size_t blocks_per_part;
-    double predicted_ns; /* 0 without a cost model */
+    double modelled_ns;  /* by the cost model; 0 without one */
+    double predicted_ns; /* times what steps of this size took longer of late */
 };
 
 #define SCHEDULER_DRIFTS 14

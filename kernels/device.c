@@ -18,7 +18,7 @@ int device_open(const struct device_options *options, struct device **device, st
 }
 
 enum dtype device_preferred_weights(const struct device *device, enum dtype type) {
-    return cpu_preferred_weights(device, type);
+    return device->kernels->preferred_weights(device, type);
 }
 
 const char *dtype_name(enum dtype type) {

@@ -220,6 +220,9 @@ struct kernels {
     void (*matrix_destroy)(struct device *, struct matrix *); /* NULL is allowed */
     size_t (*matrix_bytes)(const struct matrix *);
 
+    /* device_preferred_weights. */
+    enum dtype (*preferred_weights)(const struct device *, enum dtype type);
+
     /* Bytes that one block (KV_BLOCK_TOKENS positions of all layers, K and V) takes in the arena.
      */
     size_t (*kv_block_bytes)(const struct kv_layer *);

@@ -96,10 +96,12 @@ static void write_step(const struct step_record *step, const struct model_info *
     text_append_format(out,
                        "{\"step\":%llu,\"rows\":%zu,\"decode_rows\":%zu,\"logit_rows\":%zu,"
                        "\"bodies\":{\"none\":%zu,\"dense\":%zu,\"gather\":%zu},"
-                       "\"predicted_ms\":%.6g,\"real_ms\":%.6g,\"end_ms\":%.15g,\"tiers\":{",
+                       "\"modelled_ms\":%.6g,\"predicted_ms\":%.6g,\"real_ms\":%.6g,"
+                       "\"thread_ms\":%.6g,\"end_ms\":%.15g,\"tiers\":{",
                        (unsigned long long)step->number, step->rows, step->decode_rows,
                        step->logit_rows, step->body_none, step->body_dense, step->body_gather,
-                       (double)step->predicted_ns / 1e6, (double)step->real_ns / 1e6,
+                       (double)step->modelled_ns / 1e6, (double)step->predicted_ns / 1e6,
+                       (double)step->real_ns / 1e6, (double)step->thread_ns / 1e6,
                        (double)step->at_ns / 1e6);
     for (size_t i = 0; i < model->tier_count; i++) {
         if (i > 0) text_append_string(out, ",");

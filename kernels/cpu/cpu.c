@@ -69,6 +69,7 @@ static const struct kernels cpu_kernels = {
     .matrix_create = cpu_matrix_create,
     .matrix_destroy = cpu_matrix_destroy,
     .matrix_bytes = cpu_matrix_bytes,
+    .preferred_weights = cpu_preferred_weights,
     .kv_block_bytes = cpu_kv_block_bytes,
     .row_count = cpu_row_count,
     .nag_begin = cpu_nag_begin,

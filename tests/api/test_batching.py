@@ -53,7 +53,8 @@ def test_last_steps(start_server):
     assert [step["step"] for step in steps] == list(range(steps[0]["step"], steps[0]["step"] + 5))
     for step in steps:
         assert step["rows"] == step["decode_rows"] == sum(step["tiers"].values()) == 1
-        assert step["real_ms"] > 0 and step["predicted_ms"] > 0
+        assert step["real_ms"] > 0 and step["predicted_ms"] > 0 and step["modelled_ms"] > 0
+        assert 0 < step["thread_ms"] < step["real_ms"] + 1
         assert sum(step["bodies"].values()) == server.model["fathom"]["sublayers"]
 
 

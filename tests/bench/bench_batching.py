@@ -35,6 +35,7 @@ def plan(models, quick):
     rounds = ["--rounds", 1 if quick else 5]
     one = ["--rounds", 1 if quick else 2]
     yield "predict", [tiny, "predict", *rounds, "--requests", 256, *text]
+    yield "predict", [tiny, "predict", *rounds, "--requests", 256, "--threads", 1, *text]
     yield "predict", [large, "predict", *one, "--requests", 64, "--target-ms", 100]
     yield "tiers", [tiny, "tiers", "--tiers", tiers, "--seconds", 5 * s, *rounds, *text]
     for clients, arms, lengths in (
@@ -92,6 +93,9 @@ class Cells:
         self.rounds = collections.defaultdict(dict)
         for cell in results:
             if cell["part"] == "tiers":
+                device = cell["device"].split(", ")[-1]  # "2 threads"
+                cell["model"] += f", {device}"
+                cell["lengths"] += f" {cell['tokens']}/{cell['tokens']}"
                 key = tuple(cell[k] for k in ("model", "lengths", "arm", "clients", "tier"))
                 self.rounds[key][cell["round"]] = cell
 
@@ -140,8 +144,9 @@ def other_tables(results):
     if by_part["predict"]:
         yield from ["### Predicted against real step time, |predicted − real| / real", ""]
         yield from markdown(
-            ["model", "round", "steps", "count", "p25", "median", "p75", "p90", "load average"],
-            [[c["model"], str(c["round"]), c["steps"], str(c["count"]),
+            ["model", "round", "steps", "against", "count", "p25", "median", "p75", "p90", "load average"],
+            [[f"{c['model']}, {c['device'].split(', ')[-1]}", str(c["round"]), c["steps"],
+              c["against"], str(c["count"]),
               *(f"{100 * c[p]:.1f} %" for p in ("p25", "p50", "p75", "p90")),
               f"{c['load_average']:.1f}"] for c in by_part["predict"]],
         )  # fmt: skip
@@ -229,21 +234,22 @@ def plot(cells):
     panels = []
     models = sorted({key[0] for key in cells.rounds})
     for model in models:
-        clients = sorted({k[3] for k in cells.rounds if k[:3] == (model, "fixed", "time")})
-        groups = {
-            f"{n} client{'s' * (n > 1)}": [
-                bar(cells, key) for tier in COLORS
-                if (key := (model, "fixed", "time", n, tier)) in cells.rounds
-            ] for n in clients
-        }  # fmt: skip
-        panels.append((f"{model}: output tokens/s by predicted time, 128/128", groups))
-        groups = {}
-        for lengths in ("fixed", "mixed"):
+        kinds = sorted({key[1] for key in cells.rounds if key[0] == model})
+        groups = collections.defaultdict(list)
+        for n in sorted({key[3] for key in cells.rounds if key[0] == model}):
+            for tier in COLORS:
+                key = (model, kinds[0], "time", n, tier)
+                if key in cells.rounds:
+                    groups[f"{n} client{'s' * (n > 1)}"].append(bar(cells, key))
+        panels.append((f"{model}: output tokens/s, {kinds[0]}, by predicted time", groups))
+        groups = collections.defaultdict(list)
+        for lengths in kinds:
             for arm, name in ARMS.items():
-                keys = [(model, lengths, arm, 32, tier) for tier in COLORS]
-                bars = [bar(cells, key) for key in keys if key in cells.rounds]
-                if bars:
-                    groups[f"{name.split()[-1]}, {lengths}"] = bars
+                for tier in COLORS:
+                    key = (model, lengths, arm, 32, tier)
+                    if key in cells.rounds:
+                        label = f"{name.split()[-1]}, {lengths.split()[0]}"
+                        groups[label].append(bar(cells, key))
         panels.append((f"{model}: 32 clients, by scheduler and lengths", groups))
     panels = [(title, groups) for title, groups in panels if groups and all(groups.values())]
     height = HEIGHT * ((len(panels) + 1) // 2) + 40
@@ -287,9 +293,8 @@ def main():
     cells = Cells(results)
     lines = [f"{os.cpu_count()} processors; medians [quartiles]; others: processors taken by other",
              "programs meanwhile", ""]  # fmt: skip
-    for model in sorted({key[0] for key in cells.rounds}):
-        for lengths in ("fixed", "mixed"):
-            lines += tiers_table(cells, model, lengths)
+    for model, lengths in sorted({key[:2] for key in cells.rounds}):
+        lines += tiers_table(cells, model, lengths)
     lines += other_tables(results)
     (out / "batching.md").write_text("\n".join(lines))
     if cells.rounds:
