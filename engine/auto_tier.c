@@ -6,24 +6,24 @@
 #define CHUNK_ROWS  64 /* rows over which the time of a prefill is averaged */
 #define SECONDS(ns) ((ns) / 1e9)
 
-static double step_seconds(const struct cost_model *cost, const struct tier_info *tier, double rows,
-                           double logits) {
+static double step_seconds(const struct cost_model *cost, const struct tier_info *tier,
+                           const struct auto_load *load, double rows, double logits) {
     double attn = tier->measured ? 1 - tier->attn_skip : 1 - tier->target_skip;
     double mlp = tier->measured ? 1 - tier->mlp_skip : 1 - tier->target_skip;
-    struct cost_load load = {
+    struct cost_load step = {
         .rows = rows,
         .attn_rows = rows * attn,
         .mlp_rows = rows * mlp,
         .logit_rows = logits,
     };
-    return SECONDS(cost_predict(cost, &load));
+    return SECONDS(cost_predict(cost, &step)) * load->slowness;
 }
 
 /* Prompts before it and its own are prefilled beside the rows that decode; beyond the sequences
  * that can run, others must end first, which they do faster the less they execute. */
 static double predict_first_token(const struct cost_model *cost, const struct tier_info *tier,
                                   const struct auto_load *load, double work) {
-    double row = step_seconds(cost, tier, CHUNK_ROWS, 0) / CHUNK_ROWS;
+    double row = step_seconds(cost, tier, load, CHUNK_ROWS, 0) / CHUNK_ROWS;
     double seconds = row * (double)(load->pending_tokens + load->prompt_tokens);
     if (load->unfinished >= load->max_sequences) {
         double ends = (double)(load->unfinished + 1 - load->max_sequences);
@@ -36,7 +36,7 @@ static double predict_per_token(const struct cost_model *cost, const struct tier
                                 const struct auto_load *load) {
     size_t rows = load->unfinished + 1;
     if (rows > load->max_sequences) rows = load->max_sequences;
-    return step_seconds(cost, tier, (double)rows, (double)rows);
+    return step_seconds(cost, tier, load, (double)rows, (double)rows);
 }
 
 /* The next worse tier, by the work that it is meant to skip; the same when there is none. */

@@ -113,9 +113,9 @@ static int create_parts(struct engine *engine, struct error *error) {
     engine->stats.kv_blocks_total = blocks;
     engine->stats.kv_bytes_budget = engine->options.kv_budget;
     engine->stats.idle = true;
-    engine->mean_work = 1;
-    engine->published_load =
-        (struct auto_load){.max_sequences = engine->scheduler.limits.max_sequences, .mean_work = 1};
+    engine->mean_work = engine->slowness = 1;
+    engine->published_load = (struct auto_load){
+        .max_sequences = engine->scheduler.limits.max_sequences, .mean_work = 1, .slowness = 1};
     engine->published = engine->stats;
     return 0;
 }
@@ -301,6 +301,7 @@ static void publish_stats(struct engine *engine) {
         .max_sequences = scheduler->limits.max_sequences,
         .seconds_per_end = engine->seconds_per_end,
         .mean_work = engine->mean_work,
+        .slowness = engine->slowness,
     };
     pthread_mutex_unlock(&engine->stats_lock);
 }

@@ -277,6 +277,12 @@ static void log_step(struct engine *engine, const struct step *step,
     engine->record = record;
 }
 
+/* A stall says little of the next step. */
+static void note_slowness(struct engine *engine, double slowness) {
+    if (slowness > 2 * engine->slowness) slowness = 2 * engine->slowness;
+    engine->slowness += (slowness - engine->slowness) / 16;
+}
+
 /* Processor time of this thread. */
 static uint64_t thread_time_ns(void) {
     struct timespec time;
@@ -322,6 +328,7 @@ void engine_step(struct engine *engine) {
     count_prediction(&engine->stats, predicted, (double)(end - start));
     engine->record.at_ns = end;
     engine->record.predicted_ns = (uint64_t)predicted;
+    if (modelled > 0) note_slowness(engine, (double)(end - start) / modelled);
     engine->record.modelled_ns = (uint64_t)modelled;
     engine->record.real_ns = end - start;
     engine->record.thread_ns = thread_time_ns() - thread_start;

@@ -38,6 +38,7 @@ struct engine {
     bool unannounced;           /* events were pushed since the consumer was last told */
 
     double mean_work;          /* share of all sub-layers that recent rows ran */
+    double slowness;           /* real over modelled time of recent steps */
     struct step_record record; /* of the step that runs */
     struct step_log step_log;  /* written under stats_lock */
 

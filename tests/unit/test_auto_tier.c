@@ -29,6 +29,8 @@ static const struct model_info info = {
 };
 enum { BALANCED, FULL, FAST, HIGH };
 
+static double slowness = 1;
+
 static struct auto_choice choose(size_t unfinished, size_t pending, size_t previous, size_t floor) {
     struct auto_load load = {
         .unfinished = unfinished,
@@ -37,6 +39,7 @@ static struct auto_choice choose(size_t unfinished, size_t pending, size_t previ
         .prompt_tokens = 10,
         .seconds_per_end = 0.01,
         .mean_work = 1,
+        .slowness = slowness,
     };
     struct auto_options options = {1, 0.05, floor, previous};
     struct auto_choice choice;
@@ -97,9 +100,27 @@ static void test_those_beyond_the_slots_count(void **state) {
     assert_true(many.per_token == few.per_token);
 }
 
+/* The same load on a machine that turns out to be slower goes lower, never higher. */
+static void test_a_slow_machine_goes_lower(void **state) {
+    (void)state;
+    size_t lower = 0;
+    for (size_t rows = 1; rows < 90; rows += 4) {
+        struct auto_choice quick = choose(rows, 0, FULL, FAST);
+        slowness = 3;
+        struct auto_choice slow = choose(rows, 0, FULL, FAST);
+        slowness = 1;
+        double quick_skip = info.tiers[quick.tier].target_skip;
+        double slow_skip = info.tiers[slow.tier].target_skip;
+        assert_true(slow_skip >= quick_skip);
+        lower += slow_skip > quick_skip;
+    }
+    assert_true(lower > 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_at_rest_it_is_the_best),
+        cmocka_unit_test(test_a_slow_machine_goes_lower),
         cmocka_unit_test(test_load_takes_it_down_step_by_step),
         cmocka_unit_test(test_the_floor_holds),
         cmocka_unit_test(test_it_does_not_flap),
