@@ -1,6 +1,7 @@
 /* Weights that are finite one by one can still overflow in sums and products: then no token has a
  * probability, and every request would end as an error. A short text tells when the model loads. */
 #include <math.h>
+#include <stdlib.h>
 
 #include "engine/model.h"
 
@@ -24,7 +25,6 @@ int model_try(struct model *model, struct error *error) {
     const struct model_info *info = &model->info;
     int32_t tokens[TRIAL_ROWS], positions[TRIAL_ROWS], tiers[TRIAL_ROWS], slots[TRIAL_ROWS] = {0},
                                                                           rows_of[TRIAL_ROWS];
-    const int32_t table[1] = {0};
     size_t rows = TRIAL_ROWS;
     if (rows > info->max_step_rows) rows = info->max_step_rows;
     if (rows > info->context) rows = info->context;
@@ -33,6 +33,9 @@ int model_try(struct model *model, struct error *error) {
         positions[i] = rows_of[i] = (int32_t)i;
         tiers[i] = model_find_tier(model, "full");
     }
+    /* One block does: a layer's K and V are not read after it, so that the next may reuse it. */
+    int32_t *zeros = calloc(info->kv_groups, sizeof *zeros);
+    if (!zeros) return error_set(error, FATHOM_NO_MEMORY, "no memory to try the weights");
     struct kv_arena *arena;
     struct step_result result;
     struct batch batch = {
@@ -41,7 +44,8 @@ int model_try(struct model *model, struct error *error) {
         .position = positions,
         .tier = tiers,
         .slot = slots,
-        .block_table = table,
+        .block_table = zeros,
+        .places = zeros,
         .slots = 1,
         .blocks_per_slot = 1,
         .logit_rows = rows_of,
@@ -49,9 +53,11 @@ int model_try(struct model *model, struct error *error) {
         .body = BODY_DENSE,
     };
     int status = kv_arena_create(model, 1, &arena, error);
-    if (status != 0) return status;
-    model_step(model, arena, &batch, &result);
-    status = check_logits(model, &result, tokens, rows, error);
-    kv_arena_destroy(model, arena);
+    if (status == 0) {
+        model_step(model, arena, &batch, &result);
+        status = check_logits(model, &result, tokens, rows, error);
+        kv_arena_destroy(model, arena);
+    }
+    free(zeros);
     return status;
 }
