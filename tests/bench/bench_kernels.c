@@ -1,22 +1,24 @@
-/* How fast the kernels are: matrix products in GFLOP/s, and what the operations of one step cost.
+/* How fast the kernels are: matrix products per type and number of rows, beside what the machine can
+ * do at most, and what the operations of one step cost.
  *
  *     bench_kernels [ISA [THREADS]]
  *
  * Each figure is the best of several runs: on a shared machine the others measure the neighbours.
  */
 #include "kernels/kernels.h"
+#include "peaks.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #define ROWS_MAX  128
 #define WIDTH_MAX 4096
-#define REPEATS   7
+#define REPEATS   5
 
-/* Weights of a step do not stay in the second-level cache: cycle through this many bytes of them.
- */
-#define CYCLED_BYTES ((size_t)16 << 20)
-#define COPIES_MAX   256
+/* Weights of a step come from memory: cycle through so many bytes of them, more than caches hold. */
+#define CYCLED_BYTES ((size_t)128 << 20)
+#define COPIES_MAX   1024
 
 static struct device *device;
 
@@ -53,23 +55,28 @@ static struct buffer *random_buffer(size_t count) {
 
 /* ---- Matrix products ------------------------------------------------------------------------- */
 
+/* The best of runs of consecutive products: one alone would measure the clock. */
 static double product_seconds(struct matrix *const *w, size_t copies, struct buffer *x,
                               struct buffer *y, size_t rows) {
     double best = 1e9;
+    size_t run = copies < 8 ? 1 : copies / 8;
     for (int repeat = 0; repeat < REPEATS; repeat++) {
-        for (size_t i = 0; i < copies; i++) {
+        for (size_t i = 0; i + run <= copies; i += run) {
             uint64_t start = time_now_ns();
-            device->kernels->matmul(device, &(struct matmul){x, w[i], y, rows, NULL});
-            double seconds = (double)(time_now_ns() - start) * 1e-9;
+            for (size_t j = i; j < i + run; j++) {
+                device->kernels->matmul(device, &(struct matmul){x, w[j], y, rows, NULL});
+            }
+            double seconds = (double)(time_now_ns() - start) * 1e-9 / (double)run;
             if (seconds < best) best = seconds;
         }
     }
     return best;
 }
 
-static void bench_products(size_t in, size_t out, enum dtype type) {
+static void bench_products(size_t in, size_t out, enum dtype type, double operations,
+                           double bytes_read) {
     static const size_t rows[] = {1, 2, 4, 8, 32, ROWS_MAX};
-    struct matrix *w[COPIES_MAX];
+    static struct matrix *w[COPIES_MAX];
     struct buffer *x = random_buffer(ROWS_MAX * in), *y = random_buffer(ROWS_MAX * out);
     float *data = malloc(in * out * sizeof *data);
     struct error error = {.message = "no memory"};
@@ -80,13 +87,15 @@ static void bench_products(size_t in, size_t out, enum dtype type) {
         w[i] = check(device->kernels->matrix_create(device, data, DTYPE_F32, out, in, type, &error),
                      &error);
     }
-    printf("%4zu x %4zu  %s", in, out, type == DTYPE_F32 ? "f32 " : "bf16");
+    size_t bytes = device->kernels->matrix_bytes(w[0]);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         double seconds = product_seconds(w, copies, x, y, rows[i]);
-        double gflops = 2e-9 * (double)(rows[i] * in * out) / seconds;
-        printf("  %3zu: %6.1f (%5.0f us)", rows[i], gflops, seconds * 1e6);
+        double done = 2 * (double)(rows[i] * in * out) / seconds, read = (double)bytes / seconds;
+        printf("%4zu x %4zu  %-4s %5zu rows %9.1f us %8.1f GFLOP/s", in, out, dtype_name(type),
+               rows[i], seconds * 1e6, done * 1e-9);
+        if (operations > 0) printf(" (%3.0f %%)", 100 * done / operations);
+        printf(" %6.1f GB/s (%3.0f %%)\n", read * 1e-9, 100 * read / bytes_read);
     }
-    printf("\n");
     for (size_t i = 0; i < copies; i++) device->kernels->matrix_destroy(device, w[i]);
     device->kernels->buffer_destroy(device, x);
     device->kernels->buffer_destroy(device, y);
@@ -225,11 +234,15 @@ int main(int count, char **arguments) {
     if (count > 1) options.isa = arguments[1];
     if (count > 2) options.threads = strtoul(arguments[2], NULL, 10);
     if (device_open(&options, &device, &error)) check(NULL, &error);
-    printf("%s\nmatrix products, GFLOP/s by rows\n", device->description);
-    for (enum dtype type = DTYPE_F32; type <= DTYPE_BF16; type++) {
-        bench_products(192, 512, type);
-        bench_products(192, 4096, type);
-        bench_products(1024, 1024, type);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (!options.threads) options.threads = (size_t)sysconf(_SC_NPROCESSORS_ONLN);
+    double read = peak_read(options.threads);
+    printf("%s; reading %.1f GB/s\n", device->description, read * 1e-9);
+    for (enum dtype type = DTYPE_F32; type <= DTYPE_INT8; type++) {
+        double operations = peak_operations(device->isa, type) * (double)options.threads;
+        printf("%s products, at most %.1f G operations/s\n", dtype_name(type), operations * 1e-9);
+        bench_products(576, 1536, type, operations, read);
+        bench_products(1536, 576, type, operations, read);
     }
     printf("operations, %d wide, %d directions, %d heads of %d\n", WIDTH, DIRECTIONS, HEADS,
            HEAD_SIZE);
