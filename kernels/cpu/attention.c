@@ -132,42 +132,69 @@ void cpu_kv_append(struct device *device, const struct kv_append *append) {
 
 /* ---- Attention ------------------------------------------------------------------------------- */
 
-/* Items are (row, part): a part is a run of query heads that share a key/value head. */
+/* Items are (part, tile): a part is a run of query heads that share a key/value head, a tile a run
+ * of listed rows. Rows of a tile that belong to one sequence read K and V once. */
 struct attention_loop {
     const struct primitives *primitives;
     const struct attention *attention;
     struct rows rows;
     size_t parts, heads_per_part;
+    size_t tiles, rows_per_tile;
     size_t block_bytes;
 };
 
-static void attend_parts(void *context, size_t first, size_t end) {
-    const struct attention_loop *loop = context;
+/* Rows first..end-1 of the list, which have one slot, and the query heads of one part. */
+static void attend_rows(const struct attention_loop *loop, size_t part, size_t first, size_t end) {
     const struct attention *attention = loop->attention;
     const struct kv_layer *kv = attention->kv;
     size_t group = attention->heads / kv->kv_heads, parts_per_group = loop->parts / kv->kv_heads;
+    size_t kv_head = part / parts_per_group, skip = part % parts_per_group * loop->heads_per_part;
+    size_t heads = group - skip < loop->heads_per_part ? group - skip : loop->heads_per_part;
+    struct attend attend = {
+        .head_size = kv->head_size,
+        .arena = kv->arena->data,
+        .blocks = row_blocks(attention->step, rows_at(&loop->rows, first)),
+        .block_bytes = loop->block_bytes,
+        .key_offset = key_offset(kv, kv_head),
+        .value_offset = key_offset(kv, kv_head) + head_bytes(kv),
+        .presence_offset = presence_offset(kv),
+        .omit = kv->omit,
+        .type = kv->type,
+        .scale = 1 / sqrtf((float)kv->head_size),
+    };
+    for (size_t i = first; i < end; i++) {
+        size_t row = rows_at(&loop->rows, i);
+        for (size_t h = 0; h < heads; h++) {
+            size_t at = (i * attention->heads + kv_head * group + skip + h) * kv->head_size;
+            attend.queries[attend.count++] = (struct query){
+                .q = buffer_f32(attention->q) + at,
+                .out = buffer_f32(attention->out) + at,
+                .length = (size_t)buffer_i32(attention->step->position)[row] + 1,
+            };
+        }
+    }
+    loop->primitives->attend(&attend);
+}
+
+/* Rows of a prompt see ever longer contexts: tiles are taken from both ends by turns, so that every
+ * range of items has its share of the long ones. */
+static void attend_items(void *context, size_t first, size_t end) {
+    const struct attention_loop *loop = context;
+    const int32_t *slot = buffer_i32(loop->attention->step->slot);
     for (size_t item = first; item < end; item++) {
-        size_t i = item / loop->parts, part = item % loop->parts;
-        size_t row = rows_at(&loop->rows, i), kv_head = part / parts_per_group;
-        size_t skip = part % parts_per_group * loop->heads_per_part;
-        size_t heads = group - skip < loop->heads_per_part ? group - skip : loop->heads_per_part;
-        size_t at = (i * attention->heads + kv_head * group + skip) * kv->head_size;
-        loop->primitives->attention_row(&(struct attention_row){
-            .q = buffer_f32(attention->q) + at,
-            .out = buffer_f32(attention->out) + at,
-            .heads = heads,
-            .head_size = kv->head_size,
-            .length = (size_t)buffer_i32(attention->step->position)[row] + 1,
-            .arena = kv->arena->data,
-            .blocks = row_blocks(attention->step, row),
-            .block_bytes = loop->block_bytes,
-            .key_offset = key_offset(kv, kv_head),
-            .value_offset = key_offset(kv, kv_head) + head_bytes(kv),
-            .presence_offset = presence_offset(kv),
-            .omit = kv->omit,
-            .type = kv->type,
-            .scale = 1 / sqrtf((float)kv->head_size),
-        });
+        size_t part = item / loop->tiles, i = item % loop->tiles;
+        size_t tile = i % 2 ? loop->tiles - 1 - i / 2 : i / 2;
+        size_t row = tile * loop->rows_per_tile, last = row + loop->rows_per_tile;
+        if (last > loop->rows.count) last = loop->rows.count;
+        while (row < last) {
+            size_t same = row + 1;
+            while (same < last &&
+                   slot[rows_at(&loop->rows, same)] == slot[rows_at(&loop->rows, row)]) {
+                same++;
+            }
+            attend_rows(loop, part, row, same);
+            row = same;
+        }
     }
 }
 
@@ -178,26 +205,31 @@ static size_t attention_cost(const struct attention_loop *loop) {
     for (size_t i = 0; i < loop->rows.count; i++) {
         positions += (size_t)position[rows_at(&loop->rows, i)] + 1;
     }
-    size_t blocks = positions / loop->rows.count / KV_BLOCK_TOKENS + 1;
+    size_t blocks = positions / loop->tiles / KV_BLOCK_TOKENS + 1;
     return blocks * loop->heads_per_part * 3 * loop->attention->kv->head_size;
 }
 
 void cpu_attention(struct device *device, const struct attention *attention) {
     struct cpu_device *cpu = cpu_of(device);
     const struct kv_layer *kv = attention->kv;
-    size_t group = attention->heads / kv->kv_heads;
+    size_t group = attention->heads / kv->kv_heads, threads = pool_threads(cpu->pool);
     struct attention_loop loop = {
         .primitives = cpu->primitives,
         .attention = attention,
         .rows = rows_of(attention->list, attention->step->rows),
         .block_bytes = cpu_kv_block_bytes(kv),
     };
+    assert(kv->head_size <= HEAD_SIZE_MAX);
     if (loop.rows.count == 0) return;
-    /* Heads of a group share the reading of K and V, unless that would leave threads without work.
-     */
-    bool share = loop.rows.count * kv->kv_heads >= 2 * pool_threads(cpu->pool);
-    loop.heads_per_part = !share ? 1 : group < ATTENTION_HEADS ? group : ATTENTION_HEADS;
+    /* Heads of a group share the reading of K and V, and so do rows, unless that would leave
+     * threads without work. */
+    bool share = loop.rows.count * kv->kv_heads >= 2 * threads;
+    loop.heads_per_part = !share ? 1 : group < QUERIES_MAX ? group : QUERIES_MAX;
     size_t parts_per_group = (group + loop.heads_per_part - 1) / loop.heads_per_part;
     loop.parts = kv->kv_heads * parts_per_group;
-    pool_run(cpu->pool, loop.rows.count * loop.parts, attention_cost(&loop), attend_parts, &loop);
+    size_t most = QUERIES_MAX / loop.heads_per_part;
+    size_t even = loop.rows.count * loop.parts / (8 * threads) + 1;
+    loop.rows_per_tile = even < most ? even : most;
+    loop.tiles = (loop.rows.count + loop.rows_per_tile - 1) / loop.rows_per_tile;
+    pool_run(cpu->pool, loop.tiles * loop.parts, attention_cost(&loop), attend_items, &loop);
 }

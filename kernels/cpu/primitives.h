@@ -9,7 +9,8 @@
 #include "kernels/kernels.h"
 
 #define PANEL           16    /* output columns that lie side by side in a packed weight */
-#define ATTENTION_HEADS 8     /* query heads that one call of attention_row can serve */
+#define QUERIES_MAX     24    /* of one call of attend */
+#define HEAD_SIZE_MAX   1024
 #define RMS_EPSILON     1e-6f /* under the root, in rope and rmsnorm */
 
 /* A part of y = x W^T: rows first_row..end_row-1, panels first_panel..end_panel-1.
@@ -18,8 +19,8 @@
  * bf16: x is [rows, steps] pairs made by round_row; panels is bf16 [panel][steps][16][2]. A step is
  *       then two inputs (an odd last one is paired with zero).
  * int8: x is [rows, steps] groups of codes made by round_row; panels is uint8 [panel][steps][16
- *       fours of inputs][16][4], each a code + 128; scales is bf16 [panel][steps][16]. A step is then
- *       a group of 64 inputs (zeros behind the last one). */
+ *       fours of inputs][16][4], each a code + 128; scales is bf16 [panel][steps][16]. A step is
+ *       then a group of 64 inputs (zeros behind the last one). */
 struct gemm {
     const void *x, *panels;
     const uint16_t *scales;
@@ -37,14 +38,19 @@ struct gemm_type {
     void (*gemm)(const struct gemm *gemm);
 };
 
-/* One row's attention for `heads` (1..ATTENTION_HEADS) query heads that share a key/value head.
- * Block b of the row's positions begins at arena + blocks[b] * block_bytes; in it lie K [D][16], V
- * [16][D] and, when `omit`, one byte per position that is 1 where K and V are present. */
-struct attention_row {
-    const float *q; /* [heads, D] */
-    float *out;     /* [heads, D] */
-    size_t heads, head_size;
-    size_t length; /* positions 0..length-1 are visible */
+/* One head of one row. */
+struct query {
+    const float *q; /* [D] */
+    float *out;     /* [D] */
+    size_t length;  /* positions 0..length-1 are visible; >= 1 */
+};
+
+/* Attention of queries that share a sequence and a key/value head. Block b of the sequence's
+ * positions begins at arena + blocks[b] * block_bytes; in it lie K [D][16], V [16][D] and, when
+ * `omit`, one byte per position that is 1 where K and V are present. */
+struct attend {
+    struct query queries[QUERIES_MAX];
+    size_t count, head_size;
     const unsigned char *arena;
     const int32_t *blocks;
     size_t block_bytes, key_offset, value_offset, presence_offset;
@@ -70,7 +76,7 @@ struct primitives {
 
     void (*rope_head)(float *x, size_t head_size, const float *table, enum qk_norm norm,
                       float scale);
-    void (*attention_row)(const struct attention_row *row);
+    void (*attend)(const struct attend *attend);
     void (*activate)(enum activation kind, const float *gate, const float *up, float *out,
                      size_t count);
 };

@@ -1,5 +1,5 @@
-/* How fast the kernels are: matrix products per type and number of rows, beside what the machine can
- * do at most, and what the operations of one step cost.
+/* How fast the kernels are: matrix products per type and number of rows, beside what the machine
+ * can do at most, and what the operations of one step cost.
  *
  *     bench_kernels [ISA [THREADS]]
  *
@@ -16,7 +16,7 @@
 #define WIDTH_MAX 4096
 #define REPEATS   5
 
-/* Weights of a step come from memory: cycle through so many bytes of them, more than caches hold. */
+/* Weights of a step come from memory: cycle through so many bytes, more than caches hold. */
 #define CYCLED_BYTES ((size_t)128 << 20)
 #define COPIES_MAX   1024
 

@@ -5,8 +5,8 @@
 
 #include "kernels/kernels.h"
 
-/* Operations (a multiply and an add are two) per second of one thread with the instructions that the
- * set `isa` has for weights of `type`. 0 where there are none of its own: portable C. */
+/* Operations (a multiply and an add are two) per second of one thread with the instructions that
+ * the set `isa` has for weights of `type`. 0 where there are none of its own: portable C. */
 double peak_operations(const char *isa, enum dtype type);
 
 /* Bytes per second that `threads` threads read together from 256 MiB. 0: no memory. */
