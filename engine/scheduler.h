@@ -14,6 +14,10 @@
  * first in the order can therefore always go on: it must only fit the cache alone, which submission
  * checks.
  *
+ * Under kv_policy omit a sequence has tables for several groups of layers (struct kv). How many
+ * places its rows take there is known only afterwards: all are reserved for, and what was not taken
+ * goes back when the step is complete.
+ *
  * A pure state machine: no clock, no thread, no allocation after creation. Engine thread only.
  */
 #ifndef FATHOM_SCHEDULER_H
@@ -58,7 +62,7 @@ struct step {
     double predicted_ns; /* times what steps of this size took longer of late */
 };
 
-#define SCHEDULER_DRIFTS 14
+#define SCHEDULER_DRIFTS 14 /* sizes of steps: 1, 2, 3, .. 13 bits, STEP_ROWS_MAX */
 
 struct sequence_list {
     struct sequence *first, *last;
