@@ -34,7 +34,8 @@ struct http_chunks {
 };
 
 /* Takes bytes up to the end of a stretch of data, of a chunk's size line or of the body: *consumed
- * of them, of which the last *data_length are data. Returns 0, or FATHOM_INVALID with a sentence. */
+ * of them, of which the last *data_length are data. Returns 0, or FATHOM_INVALID with a sentence.
+ */
 int http_chunks_feed(struct http_chunks *chunks, const char *bytes, size_t length, size_t *consumed,
                      size_t *data_length, struct error *error);
 

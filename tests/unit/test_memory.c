@@ -19,7 +19,10 @@ static _Thread_local bool refuse_all;  /* and all that follow it */
 static _Thread_local bool has_refused;
 static atomic_llong live; /* allocations that were not freed, of all threads */
 
-static bool refuses(void) {
+/* The loader calls these before a sanitizer is ready: they must not call into one. */
+#define PLAIN __attribute__((no_sanitize("address", "thread", "undefined")))
+
+PLAIN static bool refuses(void) {
     if (refuse_at == 0) return false;
     if (refuse_at > 1) {
         refuse_at--;
@@ -31,7 +34,7 @@ static bool refuses(void) {
     return true;
 }
 
-static void *counted(void *block) {
+PLAIN static void *counted(void *block) {
     if (block) atomic_fetch_add(&live, 1);
     return block;
 }
@@ -50,40 +53,41 @@ void __interceptor_free(void *block) __attribute__((weak));
 
 #define REAL(name) (__interceptor_##name ? __interceptor_##name : __libc_##name)
 
-void *malloc(size_t size) {
+PLAIN void *malloc(size_t size) {
     return refuses() ? NULL : counted(REAL(malloc)(size));
 }
 
-void *calloc(size_t count, size_t size) {
+PLAIN void *calloc(size_t count, size_t size) {
     return refuses() ? NULL : counted(REAL(calloc)(count, size));
 }
 
-void *realloc(void *block, size_t size) {
+PLAIN void *realloc(void *block, size_t size) {
     if (refuses()) return NULL;
     void *moved = REAL(realloc)(block, size);
     return block ? moved : counted(moved);
 }
 
-void *aligned_alloc(size_t alignment, size_t size) {
+PLAIN void *aligned_alloc(size_t alignment, size_t size) {
     return refuses() ? NULL : counted(REAL(memalign)(alignment, size));
 }
 
-int posix_memalign(void **block, size_t alignment, size_t size) {
+PLAIN int posix_memalign(void **block, size_t alignment, size_t size) {
     void *made = refuses() ? NULL : counted(REAL(memalign)(alignment, size));
     if (made) *block = made;
     return made ? 0 : ENOMEM;
 }
 
-void free(void *block) {
+PLAIN void free(void *block) {
     if (block) atomic_fetch_sub(&live, 1);
     REAL(free)(block);
 }
 
 /* ---- The repetition -------------------------------------------------------------------------- */
 
+#define MESSAGE_SIZE 600
+
 /* Does the whole thing and undoes it. Returns 0, or says in `message` what went wrong; then *is_memory
  * tells whether that was called by its name. */
-#define MESSAGE_SIZE 600
 typedef int operation(char message[MESSAGE_SIZE], bool *is_memory);
 
 /* The first 200 places one by one; of thousands in a loop, a sample. */
