@@ -189,13 +189,13 @@ static int on_status(llhttp_t *framing, const char *at, size_t length) {
 static int on_header_field(llhttp_t *framing, const char *at, size_t length) {
     struct answer *answer = framing->data;
     keep(answer->field, sizeof answer->field, &answer->field_length, at, length);
-    return add_head_bytes(answer, length + 1);
+    return add_head_bytes(answer, length);
 }
 
 static int on_header_value(llhttp_t *framing, const char *at, size_t length) {
     struct answer *answer = framing->data;
     keep(answer->value, sizeof answer->value, &answer->value_length, at, length);
-    return add_head_bytes(answer, length + 1);
+    return add_head_bytes(answer, length);
 }
 
 static int on_header_value_complete(llhttp_t *framing) {
@@ -207,7 +207,7 @@ static int on_header_value_complete(llhttp_t *framing) {
         answer->is_stream = true;
     }
     answer->field_length = answer->value_length = 0;
-    return 0;
+    return add_head_bytes(answer, strlen(": \r\n"));
 }
 
 static int on_headers_complete(llhttp_t *framing) {
@@ -218,7 +218,7 @@ static int on_headers_complete(llhttp_t *framing) {
         return -1;
     }
     if (answer->status != 200) answer->is_stream = false; /* an error's body is one object */
-    return 0;
+    return add_head_bytes(answer, strlen("HTTP/1.1 100 \r\n\r\n"));
 }
 
 static int on_body(llhttp_t *framing, const char *at, size_t length) {

@@ -198,6 +198,21 @@ static enum failure flood(const char *head, const char *part, size_t most) {
     return failure;
 }
 
+/* What a head weighs does not depend on the pieces in which it comes. */
+static void a_large_head_in_single_bytes_is_one(void **state) {
+    (void)state;
+    struct answer answer;
+    struct text_buffer text = {0};
+    text_append_string(&text, "HTTP/1.1 200 OK\r\nX: ");
+    while (text.length < ANSWER_HEAD_MAX - 200) text_append_string(&text, "y");
+    text_append_string(&text, "\r\nContent-Length: 26\r\n\r\n{\"choices\":[{\"text\":\"a\"}]}");
+    answer_init(&answer);
+    feed(&answer, text.data, text.length, 1);
+    assert_int_equal(answer.failure, FAILURE_NONE);
+    answer_free(&answer);
+    text_free(&text);
+}
+
 static void floods_are_bounded(void **state) {
     (void)state;
     size_t most = (size_t)100 << 20;
@@ -205,6 +220,8 @@ static void floods_are_bounded(void **state) {
     assert_int_equal(flood("HTTP/1.1 200 OK\r\nX: ", "y", most), FAILURE_TOO_LARGE);
     assert_int_equal(flood("HTTP/1.1 200 ", "y", most), FAILURE_TOO_LARGE);
     assert_int_equal(flood("", "HTTP/1.1 100 Continue\r\n\r\n", most), FAILURE_TOO_LARGE);
+    assert_int_equal(flood("", "HTTP/1.1 100 \r\n\r\n", most), FAILURE_TOO_LARGE);
+    assert_int_equal(flood(JSON_HEAD "{\"choices\":[", "[],", most), FAILURE_TOO_LARGE);
     assert_int_equal(flood(STREAM_HEAD "data: ", "y", most), FAILURE_TOO_LARGE);
     assert_int_equal(flood(STREAM_HEAD, "data: y\n", most), FAILURE_TOO_LARGE);
     assert_int_equal(flood(JSON_HEAD, "[", most), FAILURE_TOO_LARGE);
@@ -241,6 +258,7 @@ int main(void) {
         cmocka_unit_test(every_answer_is_judged_in_any_pieces),
         cmocka_unit_test(a_stream_is_measured),
         cmocka_unit_test(bytes_behind_the_answer_end_the_connection),
+        cmocka_unit_test(a_large_head_in_single_bytes_is_one),
         cmocka_unit_test(floods_are_bounded),
         cmocka_unit_test(damaged_answers_do_no_harm),
     };
