@@ -1,7 +1,9 @@
 /* The work that a request's body makes before it is a task for the engine: parsing, tokenizing.
  *
  * A short body is worked on at once, a long one on the thread pool of libuv, where it waits. How
- * many wait, and their bytes, is bounded; and what nobody waits for any more is not worked on.
+ * many wait, and their bytes, is bounded; and what nobody waits for any more is not begun. What was
+ * begun goes on to its end, which is bounded by --max-body: tokenizing takes a third of a
+ * second for the worst MiB.
  */
 #ifndef FATHOM_BODY_WORK_H
 #define FATHOM_BODY_WORK_H

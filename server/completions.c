@@ -68,9 +68,7 @@ static void job_abandon(void *context);
 static void completion_start(struct exchange *exchange, request_parser parse) {
     struct completion_job *job = calloc(1, sizeof *job);
     if (!job) {
-        struct api_error error;
-        api_error_set(&error, 500, NULL, NULL, "there is no memory for the request");
-        exchange_answer_error(exchange, &error);
+        exchange_answer_no_memory(exchange);
         return;
     }
     struct http_slice quality;

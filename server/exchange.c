@@ -102,9 +102,7 @@ void exchange_answer(struct exchange *exchange, int status, const char *content_
 
 void exchange_answer_json(struct exchange *exchange, struct text_buffer *body) {
     if (body->failed) {
-        struct api_error error;
-        api_error_set(&error, 500, NULL, NULL, "there is no memory for the answer");
-        exchange_answer_error(exchange, &error);
+        exchange_answer_no_memory(exchange);
     } else {
         exchange_answer(exchange, 200, "application/json", body->data, body->length);
     }
@@ -128,6 +126,12 @@ void exchange_answer_error(struct exchange *exchange, const struct api_error *er
     }
     text_free(&body);
     exchange_end(exchange);
+}
+
+void exchange_answer_no_memory(struct exchange *exchange) {
+    struct api_error error;
+    api_error_set(&error, 500, NULL, NULL, "there is no memory for this request");
+    exchange_answer_error(exchange, &error);
 }
 
 void exchange_begin_stream(struct exchange *exchange) {

@@ -62,6 +62,7 @@ void exchange_answer(struct exchange *exchange, int status, const char *content_
 /* 200 with a body that is freed; 500 when it could not be built. */
 void exchange_answer_json(struct exchange *exchange, struct text_buffer *body);
 void exchange_answer_error(struct exchange *exchange, const struct api_error *error);
+void exchange_answer_no_memory(struct exchange *exchange); /* 500 */
 
 /* 200, text/event-stream; then any number of pieces; then the end, and the exchange is over. A
  * client that reads slower than the high-water mark allows is disconnected soon after (`abandon`

@@ -7,7 +7,9 @@
  *
  * A client that says that it sends no more (a half-close; under TLS a close_notify) gets the answers
  * that are complete. One that says so while an answer is being made has left: TCP cannot tell a
- * half-close from a closed program, and to go on would compute answers that nobody reads.
+ * half-close from a closed program, and to go on would compute answers that nobody reads. One end is
+ * not seen at once: behind more unread requests than AHEAD_BYTES_MAX and the kernel's buffer hold, by
+ * a client that waits for a whole answer; writing that answer, or the next bytes of a stream, tells.
  */
 #ifndef FATHOM_HTTP_CONNECTION_H
 #define FATHOM_HTTP_CONNECTION_H
