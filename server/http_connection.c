@@ -416,7 +416,8 @@ static void sweep_reading(struct connection *connection, double waited_s) {
     const struct http_parser *parser = &connection->parser;
     double flowing_s = (double)parser->body_seen / BODY_BYTES_PER_S;
     if (!transport_is_open(&connection->transport)) {
-        if (waited_s > settings->header_timeout) connection_close(connection);
+        double limit_s = connection->is_visitor ? VISITOR_S : settings->header_timeout;
+        if (waited_s > limit_s) connection_close(connection);
     } else if (connection->is_visitor) {
         if (waited_s > VISITOR_S) {
             connection_answer_failure(connection, 503, "too many connections; try again");

@@ -256,6 +256,16 @@ def test_handshakes_that_stall(start_server):
         connection.close()
 
 
+def test_probes_behind_mute_connections(start_server):
+    """Those beyond the limit have a moment for their handshake, not the whole header timeout."""
+    server = start_server(tls=True, max_connections=1, header_timeout=3600)
+    with server.connect():
+        mute = [server.connect_plain() for _ in range(100)]
+        assert server.get("/health").status_code == 200
+        for connection in mute:
+            connection.close()
+
+
 # ---- Files ---------------------------------------------------------------------------------------
 
 
