@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 enum { PREFILL = 512, PAST = 128, SEQUENCES = 32, REPEATS = 7 };
-enum { BLOCKS_PER_SLOT = PREFILL / KV_BLOCK_TOKENS + 1 };
+enum { BLOCKS_PER_SLOT = PREFILL / KV_BLOCK_TOKENS };
 
 static struct model *model;
 static struct kv_arena *arena;
@@ -97,7 +97,7 @@ static enum weight_type weights_of(const char *name) {
 
 int main(int count, char **arguments) {
     struct error error = {0};
-    struct model_options options = {.max_step_rows = PREFILL, .max_context = PREFILL + 16};
+    struct model_options options = {.max_step_rows = PREFILL, .max_context = PREFILL};
     if (count < 2) {
         fprintf(stderr, "usage: bench_step MODEL [WEIGHTS [THREADS [ISA]]]\n");
         return 2;
