@@ -1,5 +1,7 @@
 #include "engine/auto_tier.h"
 
+#include "kernels/kernels.h"
+
 /* Going back up needs the objectives to hold with this much room, or each finished request would
  * change the tier of the next. */
 #define HYSTERESIS  0.7
@@ -19,12 +21,27 @@ static double step_seconds(const struct cost_model *cost, const struct tier_info
     return SECONDS(cost_predict(cost, &step)) * load->slowness;
 }
 
-/* Prompts before it and its own are prefilled beside the rows that decode; beyond the sequences
+static double running(const struct auto_load *load) {
+    size_t rows = load->unfinished < load->max_sequences ? load->unfinished : load->max_sequences;
+    return (double)rows;
+}
+
+/* Rows of prompts that a step has room for beside those that decode: as the scheduler does it. */
+static double prefill_rows(const struct auto_load *load, double decode_seconds, double row) {
+    double decodes = running(load), rows = (double)load->max_step_rows - decodes;
+    double in_time = (load->step_target - decode_seconds) / row;
+    if (load->step_target > 0 && decodes > 0 && in_time < rows) rows = in_time;
+    return rows > KV_BLOCK_TOKENS ? rows : KV_BLOCK_TOKENS;
+}
+
+/* Prompts before it and its own are read in steps whose other rows decode; beyond the sequences
  * that can run, others must end first, which they do faster the less they execute. */
 static double predict_first_token(const struct cost_model *cost, const struct tier_info *tier,
                                   const struct auto_load *load, double work) {
+    double decodes = running(load), decode = step_seconds(cost, tier, load, decodes, decodes);
     double row = step_seconds(cost, tier, load, CHUNK_ROWS, 0) / CHUNK_ROWS;
-    double seconds = row * (double)(load->pending_tokens + load->prompt_tokens);
+    double tokens = (double)(load->pending_tokens + load->prompt_tokens);
+    double seconds = tokens * row + tokens / prefill_rows(load, decode, row) * decode;
     if (load->unfinished >= load->max_sequences) {
         double ends = (double)(load->unfinished + 1 - load->max_sequences);
         seconds += ends * load->seconds_per_end * work / load->mean_work;

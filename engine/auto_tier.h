@@ -7,11 +7,13 @@
 
 struct auto_load {
     size_t unfinished, max_sequences; /* requests here; those that can run at once */
-    size_t pending_tokens;            /* of their prompts, not yet computed */
-    size_t prompt_tokens;             /* of the request that asks */
-    double seconds_per_end;           /* recent time between two ends */
-    double mean_work;                 /* share of all sub-layers that recent rows ran */
-    double slowness;                  /* recent steps took that many times what the model says */
+    size_t max_step_rows;
+    double step_target;     /* seconds; 0: none */
+    size_t pending_tokens;  /* of their prompts, not yet computed */
+    size_t prompt_tokens;   /* of the request that asks */
+    double seconds_per_end; /* recent time between two ends */
+    double mean_work;       /* share of all sub-layers that recent rows ran */
+    double slowness;        /* recent steps took that many times what the model says */
 };
 
 void auto_tier_choose(const struct cost_model *cost, const struct model_info *info,

@@ -299,6 +299,8 @@ static void publish_stats(struct engine *engine) {
     engine->computed_tokens = computed;
     engine->published_load = (struct auto_load){
         .max_sequences = scheduler->limits.max_sequences,
+        .max_step_rows = scheduler->limits.max_step_rows,
+        .step_target = scheduler->limits.step_target_ns / 1e9,
         .seconds_per_end = engine->seconds_per_end,
         .mean_work = engine->mean_work,
         .slowness = engine->slowness,

@@ -29,12 +29,14 @@ static const struct model_info info = {
 };
 enum { BALANCED, FULL, FAST, HIGH };
 
-static double slowness = 1;
+static double slowness = 1, step_target = 0;
 
 static struct auto_choice choose(size_t unfinished, size_t pending, size_t previous, size_t floor) {
     struct auto_load load = {
         .unfinished = unfinished,
         .max_sequences = 100,
+        .max_step_rows = 256,
+        .step_target = step_target,
         .pending_tokens = pending,
         .prompt_tokens = 10,
         .seconds_per_end = 0.01,
@@ -117,10 +119,29 @@ static void test_a_slow_machine_goes_lower(void **state) {
     assert_true(lower > 0);
 }
 
+/* The less room prompts have beside those who decode, the longer they take. */
+static void test_a_step_target_makes_first_tokens_wait(void **state) {
+    (void)state;
+    double before = 0;
+    static const double targets[] = {0, 0.05, 0.02, 0.01};
+    for (size_t i = 0; i < 4; i++) {
+        step_target = targets[i];
+        struct auto_choice choice = choose(40, 2000, FULL, FULL);
+        step_target = 0;
+        assert_true(choice.first_token >= before);
+        before = choice.first_token;
+    }
+    step_target = 0.01;
+    struct auto_choice tight = choose(40, 2000, FULL, FULL);
+    step_target = 0;
+    assert_true(tight.first_token > choose(40, 2000, FULL, FULL).first_token);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_at_rest_it_is_the_best),
         cmocka_unit_test(test_a_slow_machine_goes_lower),
+        cmocka_unit_test(test_a_step_target_makes_first_tokens_wait),
         cmocka_unit_test(test_load_takes_it_down_step_by_step),
         cmocka_unit_test(test_the_floor_holds),
         cmocka_unit_test(test_it_does_not_flap),
