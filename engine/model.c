@@ -143,15 +143,19 @@ static int make_activations(struct model *model, struct error *error) {
         {&scratch->mixed, q},
         {&scratch->up, config->inner},
         {&scratch->f, config->hidden},
-        {&scratch->logits, config->vocab},
         {&scratch->gate, config->inner},
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         *parts[i].buffer =
-            model->device->kernels->activation_create(model->device, rows, parts[i].width, error);
+            model->device->kernels->activation_create(model->device, rows, parts[i].width,
+                                                      model->weights, error);
         if (!*parts[i].buffer) return error->code;
         model->info.scratch_bytes += model->device->kernels->buffer_bytes(*parts[i].buffer);
     }
+    scratch->logits = model->device->kernels->activation_create(model->device, rows, config->vocab,
+                                                                DTYPE_F32, error);
+    if (!scratch->logits) return error->code;
+    model->info.scratch_bytes += model->device->kernels->buffer_bytes(scratch->logits);
     return 0;
 }
 

@@ -148,7 +148,7 @@ static int load_head(struct nag *nag, const struct checkpoint *checkpoint, enum 
     return result;
 }
 
-static int create_state(struct nag *nag, struct error *error) {
+static int create_state(struct nag *nag, enum dtype weights, struct error *error) {
     const struct kernels *kernels = nag->device->kernels;
     struct device *device = nag->device;
     struct decisions *decisions = &nag->decisions;
@@ -172,7 +172,7 @@ static int create_state(struct nag *nag, struct error *error) {
             return error->code;
     }
     if (nag->head_kind == NAG_HEAD_RMSNORM) {
-        nag->final = kernels->activation_create(device, rows, nag->width, error);
+        nag->final = kernels->activation_create(device, rows, nag->width, weights, error);
         if (!nag->final) return error->code;
     }
     return 0;
@@ -231,7 +231,7 @@ static int nag_create(struct device *device, const struct checkpoint *checkpoint
     for (size_t l = 0; result == 0 && l < nag->sublayers; l++) {
         result = load_gate(nag, checkpoint, l, config->directions, error);
     }
-    if (result == 0) result = create_state(nag, error);
+    if (result == 0) result = create_state(nag, weights, error);
     if (result != 0) {
         nag_destroy(&nag->residual);
         return result;

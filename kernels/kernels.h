@@ -204,9 +204,10 @@ struct kernels {
     void (*write)(struct device *, struct buffer *, size_t offset, const void *data, size_t size);
     void (*read)(struct device *, const struct buffer *, size_t offset, void *data, size_t size);
 
-    /* Activations: [rows, width] in the type that the device computes in; read_activation converts.
-     */
-    struct buffer *(*activation_create)(struct device *, size_t rows, size_t width, struct error *);
+    /* Activations: [rows, width] in the type in which the device computes with such weights (as in
+     * matrix_create), or f32 from buffer_create; read_activation converts. Logits are always f32. */
+    struct buffer *(*activation_create)(struct device *, size_t rows, size_t width,
+                                        enum dtype weights, struct error *);
     void (*read_activation)(struct device *, const struct buffer *, size_t first, size_t count,
                             float *out);
 
@@ -249,7 +250,7 @@ struct device {
 };
 
 struct device_options {
-    const char *name; /* "auto", "cpu" or "cuda:N"; NULL means auto */
+    const char *name; /* "auto", "cpu", "cuda" or "cuda:N"; NULL means auto */
     size_t threads;   /* CPU: 1..64; 0 means one per processor that this process may use */
     const char *isa;  /* CPU: "avx512bf16", "avx512vnni", "avx512", "avx2", "portable"; NULL means
                          the best there is */
@@ -257,7 +258,10 @@ struct device_options {
     size_t max_width; /* widest input of a matrix product, in elements */
 };
 
-/* Opens a device; close it with device->kernels->close. */
+/* Opens a device; close it with device->kernels->close. "auto" is the first CUDA device where the
+ * backend, its driver and a device are there, else the CPU. The CUDA backend is a library of its own,
+ * libfathom_cuda.so, looked for beside the program and where the system looks; the environment's
+ * FATHOM_CUDA_LIBRARY names another file. */
 int device_open(const struct device_options *options, struct device **device, struct error *error);
 
 /* The type in which the device multiplies fastest by weights that a file has as `type`, without

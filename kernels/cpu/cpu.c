@@ -27,8 +27,9 @@ static void cpu_read(struct device *device, const struct buffer *buffer, size_t 
 }
 
 static struct buffer *cpu_activation_create(struct device *device, size_t rows, size_t width,
-                                            struct error *error) {
+                                            enum dtype weights, struct error *error) {
     size_t bytes;
+    (void)weights; /* f32 whatever they are */
     if (!size_multiply(rows, width, &bytes) || !size_multiply(bytes, sizeof(float), &bytes)) {
         error_set(error, FATHOM_NO_MEMORY, "an activation of %zu rows of %zu is too large", rows,
                   width);
@@ -165,7 +166,7 @@ static int scratch_create(struct cpu_device *cpu, struct error *error) {
         return error_set(error, FATHOM_INVALID, "max_width %zu is too large", cpu->max_width);
     }
     width = width / INT8_GROUP * INT8_GROUP;
-    cpu->packed = cpu_activation_create(&cpu->base, cpu->max_rows, width, error);
+    cpu->packed = cpu_activation_create(&cpu->base, cpu->max_rows, width, DTYPE_F32, error);
     return cpu->packed ? FATHOM_OK : FATHOM_NO_MEMORY;
 }
 
