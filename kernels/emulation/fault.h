@@ -1,0 +1,11 @@
+/* Private to the emulation. */
+#ifndef FATHOM_EMULATION_FAULT_H
+#define FATHOM_EMULATION_FAULT_H
+
+#include <cstddef>
+
+void emulation_fault(const char *message);
+void emulation_count_product(size_t bytes);
+void emulation_count_graph();
+
+#endif
