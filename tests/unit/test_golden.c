@@ -1,6 +1,8 @@
 /* The forward pass against the PyTorch reference: logits, mixes, decisions and log-norms of every
- * setting of the format, on every instruction set, by every body, whole and in chunks. */
+ * setting of the format, on every instruction set, by every body, whole and in chunks. Other devices
+ * than the CPU are emulated: they get every third or fourth of the combinations. */
 #include "golden.h"
+#include "test_device.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -134,14 +136,14 @@ static void check_case(const char *name, const char *isa) {
     static const int bodies[] = {BODY_AUTO, BODY_DENSE, BODY_GATHER};
     static const size_t chunks[] = {TOKENS_MAX, 7, 1};
     struct model_options options = {
-        .device = "cpu", .isa = isa, .weights = WEIGHTS_F32, .threads = 2};
+        .device = test_device(), .isa = isa, .weights = WEIGHTS_F32, .threads = 2};
     struct run run = run_open(name, &options);
     struct safetensors expected;
     golden_expected(name, &expected);
     const struct depth_table *depth = checkpoint_depth(run.model->checkpoint);
     for (size_t tier = 0; tier < depth->tier_count; tier++) {
         struct trace want = load_expected(&run, &expected, depth->tiers[tier].name);
-        for (size_t i = 0; i < 9; i++) {
+        for (size_t i = 0; i < 9; i += is_cpu_tested() ? 1 : 4) {
             char what[96];
             snprintf(what, sizeof what, "%s %s %s body %d chunk %zu", name, isa,
                      depth->tiers[tier].name, bodies[i % 3], chunks[i / 3]);
@@ -159,6 +161,7 @@ static void agrees_with_reference(void **state) {
     static const char *const sets[] = {"avx512bf16", "avx512vnni", "avx512", "avx2", "portable"};
     (void)state;
     for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
+        if (!is_isa_tested(sets[i])) continue;
         struct device_options options = {
             .name = "cpu", .isa = sets[i], .threads = 1, .max_rows = 1, .max_width = 16};
         struct device *device;
@@ -176,7 +179,8 @@ static void bundled_model_agrees(void **state) {
     enum { PROMPTS = 2, LENGTH = 96, LAST = 8 };
     (void)state;
     struct error error = {0};
-    struct model_options options = {.weights = WEIGHTS_F32, .threads = 2};
+    struct model_options options = {
+        .device = test_device(), .weights = WEIGHTS_F32, .threads = 2};
     struct safetensors expected;
     golden_expected("fathom-tiny", &expected);
     struct run run = {.model = golden_model(FATHOM_SOURCE "/models/fathom-tiny", &options)};
@@ -184,7 +188,7 @@ static void bundled_model_agrees(void **state) {
     const struct depth_table *depth = checkpoint_depth(run.model->checkpoint);
     size_t vocab = run.model->config.vocab, cells = LENGTH * run.model->info.sublayers;
     assert_int_equal(depth->tier_count, 4);
-    for (size_t i = 0; i < PROMPTS * depth->tier_count; i++) {
+    for (size_t i = 0; i < PROMPTS * depth->tier_count; i += is_cpu_tested() ? 1 : 3) {
         size_t prompt = i % PROMPTS, tier = i / PROMPTS;
         char name[64];
         run.count = LENGTH;
@@ -229,11 +233,12 @@ static void chunks_and_bodies_change_no_bit(void **state) {
     (void)state;
     for (size_t c = 0; c < GOLDEN_CASES; c++) {
         for (int weights = WEIGHTS_F32; weights <= WEIGHTS_BF16; weights++) {
-            struct model_options options = {.weights = (enum weight_type)weights, .threads = 2};
+            struct model_options options = {
+                .device = test_device(), .weights = (enum weight_type)weights, .threads = 2};
             struct run run = run_open(golden_cases[c], &options);
             for (size_t tier = 0; tier < run.model->info.tier_count; tier++) {
                 struct trace first = run_tokens(&run, tier, TOKENS_MAX, BODY_AUTO);
-                for (size_t i = 0; i < 12; i++) {
+                for (size_t i = 0; i < 12; i += is_cpu_tested() ? 1 : 3) {
                     struct trace other = run_tokens(&run, tier, chunks[i % 4], bodies[i / 4]);
                     assert_same_bits(&run, &first, &other);
                     trace_free(&other);
@@ -247,6 +252,7 @@ static void chunks_and_bodies_change_no_bit(void **state) {
 
 static void threads_change_no_bit(void **state) {
     (void)state;
+    if (!is_cpu_tested()) skip();
     for (size_t c = 0; c < GOLDEN_CASES; c++) {
         struct trace first = {0};
         for (size_t threads = 1; threads <= 3; threads++) {
@@ -269,7 +275,7 @@ static void threads_change_no_bit(void **state) {
 /* theta = 0 is the dense model; theta above 1 everywhere leaves the start state. */
 static void extremes(void **state) {
     (void)state;
-    struct model_options options = {.weights = WEIGHTS_F32};
+    struct model_options options = {.device = test_device(), .weights = WEIGHTS_F32};
     struct run run = run_open("gqa-relu2", &options);
     struct trace full = run_tokens(&run, 0, TOKENS_MAX, BODY_DENSE);
     size_t cells = run.count * run.model->info.sublayers;

@@ -6,6 +6,11 @@
 
 #include <unistd.h>
 
+/* Other devices than the CPU compute with f32 and bf16. */
+static enum dtype last_weights(void) {
+    return is_cpu_tested() ? DTYPE_INT8 : DTYPE_BF16;
+}
+
 /* ---- Device and memory ----------------------------------------------------------------------- */
 
 static void test_open_refuses(void **state) {
@@ -14,12 +19,12 @@ static void test_open_refuses(void **state) {
         int code;
         const char *says;
     } cases[] = {
-        {{.name = "cuda:0", .max_rows = 1, .max_width = 1}, FATHOM_UNSUPPORTED, "no CUDA"},
+        {{.name = "cuda:9", .max_rows = 1, .max_width = 1}, FATHOM_UNSUPPORTED, "CUDA"},
         {{.name = "tpu", .max_rows = 1, .max_width = 1}, FATHOM_INVALID, "\"tpu\""},
         {{.isa = "mmx", .max_rows = 1, .max_width = 1}, FATHOM_UNSUPPORTED, "portable"},
-        {{.threads = 65, .max_rows = 1, .max_width = 1}, FATHOM_INVALID, "limit is 64"},
-        {{.max_rows = 2, .max_width = SIZE_MAX}, FATHOM_INVALID, "max_width"},
-        {{.max_rows = SIZE_MAX / 2, .max_width = 64}, FATHOM_NO_MEMORY, "too large"},
+        {{.name = "cpu", .threads = 65, .max_rows = 1, .max_width = 1}, FATHOM_INVALID, "limit is 64"},
+        {{.name = "cpu", .max_rows = 2, .max_width = SIZE_MAX}, FATHOM_INVALID, "max_width"},
+        {{.name = "cpu", .max_rows = SIZE_MAX / 2, .max_width = 64}, FATHOM_NO_MEMORY, "too large"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -35,14 +40,15 @@ static void test_open_refuses(void **state) {
 static void test_open_describes(void **state) {
     struct bench bench;
     (void)state;
+    if (!is_cpu_tested()) skip();
     assert_true(bench_open(&bench, "portable", 3));
     assert_string_equal(bench.device->description, "cpu portable, 3 threads");
     assert_string_equal(bench.kernels->name, "cpu");
-    assert_int_equal(device_preferred_weights(bench.device, DTYPE_BF16), DTYPE_F32);
+    assert_int_equal(bench.kernels->preferred_weights(bench.device, DTYPE_BF16), DTYPE_F32);
     bench_close(&bench);
     if (bench_open(&bench, "avx2", 1)) {
         for (enum dtype type = DTYPE_F32; type <= DTYPE_F16; type++) {
-            assert_int_equal(device_preferred_weights(bench.device, type), type);
+            assert_int_equal(bench.kernels->preferred_weights(bench.device, type), type);
         }
         bench_close(&bench);
     }
@@ -80,7 +86,7 @@ static void test_large_buffer_is_zero(void **state) {
     struct error error = {0};
     assert_null(bench.kernels->buffer_create(bench.device, SIZE_MAX, &error));
     assert_int_equal(error.code, FATHOM_NO_MEMORY);
-    assert_null(bench.kernels->activation_create(bench.device, SIZE_MAX / 2, 4, &error));
+    assert_null(bench.kernels->activation_create(bench.device, SIZE_MAX / 2, 4, DTYPE_F32, &error));
     bench_close(&bench);
 }
 
@@ -90,7 +96,7 @@ static void test_activation_reads_floats(void **state) {
     struct error error = {0};
     (void)state;
     assert_true(bench_open(&bench, "portable", 1));
-    struct buffer *activation = bench.kernels->activation_create(bench.device, 3, 4, &error);
+    struct buffer *activation = bench.kernels->activation_create(bench.device, 3, 4, DTYPE_F32, &error);
     assert_non_null(activation);
     random_fill(x, 12, 1);
     bench.kernels->write(bench.device, activation, 0, x, sizeof x);
@@ -112,10 +118,16 @@ static void test_matrix_refuses(void **state) {
     assert_non_null(strstr(error.message, "4096"));
     assert_null(kernels->matrix_create(bench.device, data, DTYPE_F32, 0, 4, DTYPE_F32, &error));
     assert_int_equal(error.code, FATHOM_INVALID);
-    for (enum dtype weights = DTYPE_F32; weights <= DTYPE_INT8; weights++) {
+    for (enum dtype weights = DTYPE_F32; weights <= last_weights(); weights++) {
         assert_null(
             kernels->matrix_create(bench.device, data, DTYPE_F32, SIZE_MAX, 4, weights, &error));
         assert_int_equal(error.code, FATHOM_NO_MEMORY);
+    }
+    if (!is_cpu_tested()) {
+        assert_null(kernels->matrix_create(bench.device, data, DTYPE_F32, 2, 2, DTYPE_INT8, &error));
+        assert_int_equal(error.code, FATHOM_UNSUPPORTED);
+        bench_close(&bench);
+        return;
     }
     data[2] = 65520; /* the first number that rounds to infinity */
     assert_null(kernels->matrix_create(bench.device, data, DTYPE_F32, 2, 2, DTYPE_F16, &error));
@@ -229,7 +241,7 @@ static void test_product(void **state) {
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
             for (size_t j = 0; j < sizeof rows / sizeof *rows; j++) {
                 enum dtype type = (enum dtype)((i + j) % 3);
-                for (enum dtype weights = DTYPE_F32; weights <= DTYPE_INT8; weights++) {
+                for (enum dtype weights = DTYPE_F32; weights <= last_weights(); weights++) {
                     run_product_case(isa_names[isa], type, weights, sizes[i][0], sizes[i][1],
                                      rows[j]);
                 }
@@ -319,7 +331,7 @@ static void check_same(const char *isa, enum dtype weights) {
 static void test_product_same_bits(void **state) {
     (void)state;
     for (size_t isa = 0; isa < ISA_COUNT; isa++) {
-        for (enum dtype weights = DTYPE_F32; weights <= DTYPE_INT8; weights++) {
+        for (enum dtype weights = DTYPE_F32; weights <= last_weights(); weights++) {
             check_same(isa_names[isa], weights);
         }
     }
@@ -327,6 +339,7 @@ static void test_product_same_bits(void **state) {
 
 /* Sums of codes are integers, so every instruction set finds the same bits. */
 static void test_int8_same_everywhere(void **state) {
+    if (!is_cpu_tested()) skip();
     float *x = random_floats(SAME_ROWS * SAME_IN, 3), *w = random_floats(SAME_OUT * SAME_IN, 4);
     float *portable = allocate(SAME_ROWS * SAME_OUT * sizeof *portable);
     float *other = allocate(SAME_ROWS * SAME_OUT * sizeof *other);
@@ -351,6 +364,7 @@ static void test_int8_exact(void **state) {
     enum { ROWS = 7, OUT = 21, IN = 200 };
     static float x[ROWS * IN], w[OUT * IN], y[ROWS * OUT];
     (void)state;
+    if (!is_cpu_tested()) skip();
     random_fill(x, ROWS * IN, 21);
     random_fill(w, OUT * IN, 22);
     for (size_t i = 0; i < ROWS * IN; i++) x[i] = rintf(x[i] * 127);
@@ -390,6 +404,7 @@ static void test_int8_odd_numbers(void **state) {
     enum { ROWS = 4, IN = 70 };
     static float x[ROWS * IN], w[2 * IN], y[ROWS * 2];
     (void)state;
+    if (!is_cpu_tested()) skip();
     for (size_t i = 0; i < ROWS * IN; i++) x[i] = 1;
     for (size_t k = 0; k < IN; k++) {
         x[1 * IN + k] = 1e-40f;

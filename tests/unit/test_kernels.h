@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "kernels/kernels.h"
+#include "test_device.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -32,9 +33,11 @@ struct bench {
 
 /* False where this machine lacks the instruction set. */
 static inline bool bench_open(struct bench *bench, const char *isa, size_t threads) {
-    struct device_options options = {"cpu", threads, isa, 64, 4096};
+    struct device_options options = {test_device(), threads, isa, 64, 4096};
     struct error error = {0};
     *bench = (struct bench){0};
+    if (!is_isa_tested(isa)) return false;
+    if (!is_cpu_tested()) options.isa = NULL;
     int status = device_open(&options, &bench->device, &error);
     if (status == FATHOM_UNSUPPORTED) return false;
     if (status) fail_msg("device_open: %s", error.message);

@@ -263,8 +263,10 @@ static void attention_reference(const struct story *story, size_t row, size_t he
     for (size_t i = 0; i < size && total > 0; i++) out[i] /= total;
 }
 
+/* With a bf16 cache a tensor core takes queries and weights in bf16 too. */
 static void check_story(const struct story *story, const float *out, size_t length) {
     const struct shape *shape = &story->shape;
+    double tolerance = shape->type == DTYPE_BF16 && !is_cpu_tested() ? 1e-2 : 3e-6;
     double *expected = allocate(shape->head_size * sizeof *expected);
     for (size_t row = 0; row < SLOTS * CONTEXT; row++) {
         if (row % CONTEXT >= length || !story->runs[row]) continue;
@@ -272,7 +274,7 @@ static void check_story(const struct story *story, const float *out, size_t leng
             const float *got = out + (row * shape->heads + h) * shape->head_size;
             attention_reference(story, row, h, expected);
             for (size_t i = 0; i < shape->head_size; i++) {
-                assert_close(got[i], expected[i], 3e-6, "attention");
+                assert_close(got[i], expected[i], tolerance, "attention");
             }
         }
     }

@@ -1,0 +1,135 @@
+/* The CUDA backend's own types, and its operations (contracts: kernels.h). */
+#ifndef FATHOM_CUDA_H
+#define FATHOM_CUDA_H
+
+#include "kernels/cuda/blas.h"
+#include "kernels/cuda/platform.h"
+
+#define WARP           32
+#define THREADS        256  /* of a block that works on one row, at most */
+#define SCORES_MAX     1024 /* gate directions */
+#define GATE_PARTS_MAX 8    /* blocks that share the directions of one row */
+
+/* A rotation of q or k that was asked for and not yet done: whoever reads the buffer next does it on
+ * the way, which saves a launch and a pass over memory. */
+struct rotation {
+    const int32_t *position, *indices; /* indices NULL: all rows */
+    const int32_t *count;              /* of rows, on the device; NULL: `rows` */
+    int rows;
+    const float *table;
+    int heads, head_size;
+    enum qk_norm norm;
+    float scale;
+};
+
+struct buffer {
+    unsigned char *data; /* on the device, aligned to 256 bytes */
+    size_t bytes;
+    enum dtype type; /* of an activation: F32 or BF16 */
+    bool is_rotated; /* `rotation` waits */
+    struct rotation rotation;
+};
+
+struct matrix {
+    unsigned char *data; /* [out, in] row-major */
+    size_t out, in, bytes;
+    enum dtype type;
+};
+
+/* Rows that an operation works on: at most `most`, and exactly *count when there is one. */
+struct active {
+    const int32_t *indices; /* NULL: row i is i */
+    const int32_t *count;   /* on the device; NULL: `most` */
+    int most;
+};
+
+struct recorded_step;
+
+struct cuda_device {
+    struct device base;
+    cudaStream_t stream;
+    struct blas *blas;
+    size_t max_rows, max_width, shared_limit;
+
+    /* Rows of r for matrix products, in the weights' type: all of them (bf16 only), and those of a
+     * list, packed. Which r and which list they belong to; NULL: neither. */
+    __nv_bfloat16 *copy;   /* [max_rows, max_width] */
+    unsigned char *packed; /* [max_rows, max_width] bf16 or f32 */
+    const struct buffer *copy_of;
+    const struct buffer *packed_of, *packed_list;
+    enum dtype packed_type;
+
+    float *scores;    /* [max_rows, SCORES_MAX] of gate directions */
+    int32_t *place;   /* [max_rows]: where a running row is in the list */
+    int32_t *arrived; /* [max_rows]: blocks that are done with a row */
+    float *partials;  /* of attention over parts of a context: attention.cu */
+    size_t partials_bytes;
+    int32_t *parts_arrived; /* [parts_arrived_count] */
+    size_t parts_arrived_count;
+
+    /* A product that waits for its twin: K for V, gate for up. */
+    bool has_product;
+    struct product product;
+
+    /* The count of the list that was last read by the host. */
+    const struct buffer *known_list;
+    size_t known_count;
+
+    /* While a step is recorded: its bucket, and where the device finds the number of rows. */
+    size_t bucket; /* 0: no recording */
+    int32_t *step_rows;
+    struct recorded_step *recorded;
+};
+
+/* Threads for a row of `width`: a function of the width alone, since sums over a row are made in an
+ * order that depends on it. */
+static inline unsigned threads_of(size_t width) {
+    return width <= 128 ? 64 : width <= 512 ? 128 : THREADS;
+}
+
+static inline struct cuda_device *cuda_of(struct device *device) {
+    return (struct cuda_device *)device;
+}
+
+/* Stops the process with a sentence: operations cannot fail, and after an error of the device nothing
+ * that it says can be used. */
+void cuda_must(cudaError_t status, const char *what);
+
+/* More than 48 KiB of shared memory must be asked for. */
+#define ALLOW_SHARED(kernel, bytes)                                                                \
+    if ((bytes) > ((size_t)48 << 10))                                                              \
+    cuda_must(                                                                                     \
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes)),   \
+        "shared memory of a block")
+
+/* The start of every operation: a product that waits for a twin is issued. */
+void cuda_flush(struct cuda_device *cuda);
+
+struct active cuda_rows(struct cuda_device *cuda, const struct row_list *list, size_t rows);
+
+void *cuda_allocate(size_t bytes, struct error *error);
+struct buffer *cuda_buffer_create(struct device *device, size_t bytes, struct error *error);
+void cuda_buffer_destroy(struct device *device, struct buffer *buffer);
+size_t cuda_row_count(struct device *device, const struct row_list *list);
+
+struct matrix *cuda_matrix_create(struct device *device, const void *data, enum dtype type,
+                                  size_t out, size_t in, enum dtype weights, struct error *error);
+void cuda_matrix_destroy(struct device *device, struct matrix *matrix);
+size_t cuda_matrix_bytes(const struct matrix *matrix);
+void cuda_matmul(struct device *device, const struct matmul *matmul);
+
+void cuda_nag_begin(struct device *device, const struct nag_begin *begin);
+void cuda_nag_end_sublayer(struct device *device, const struct nag_end_sublayer *end);
+
+void cuda_rope(struct device *device, const struct rope *rope);
+void cuda_rotate_now(struct cuda_device *cuda, struct buffer *buffer);
+size_t cuda_kv_block_bytes(const struct kv_layer *kv);
+void cuda_kv_append(struct device *device, const struct kv_append *append);
+int cuda_attention_create(struct cuda_device *cuda, struct error *error);
+void cuda_attention(struct device *device, const struct attention *attention);
+
+void cuda_activate(struct device *device, const struct activate *activate);
+void cuda_scale_logits(struct device *device, const struct scale_logits *scale);
+void cuda_rmsnorm(struct device *device, const struct rmsnorm *norm);
+
+#endif
