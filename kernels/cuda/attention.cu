@@ -659,7 +659,7 @@ static __device__ __forceinline__ bool merge_partials(const struct attend &atten
 
 /* Grid: rows or tiles of rows, parts of groups of heads, chunks (1 without splitting). */
 template <typename T, typename Cached>
-static __global__ void __launch_bounds__(WARPS *WARP) attend_kernel(struct attend attend) {
+static __global__ void __launch_bounds__(WARPS *WARP, 3) attend_kernel(struct attend attend) {
     SHARED_MEMORY(memory);
     int first_row = (int)blockIdx.x * attend.tile_rows;
     int rows = active_count(attend.rows) - first_row;

@@ -44,11 +44,11 @@ static void test_open_describes(void **state) {
     assert_true(bench_open(&bench, "portable", 3));
     assert_string_equal(bench.device->description, "cpu portable, 3 threads");
     assert_string_equal(bench.kernels->name, "cpu");
-    assert_int_equal(bench.kernels->preferred_weights(bench.device, DTYPE_BF16), DTYPE_F32);
+    assert_int_equal(device_preferred_weights(bench.device, DTYPE_BF16), DTYPE_F32);
     bench_close(&bench);
     if (bench_open(&bench, "avx2", 1)) {
         for (enum dtype type = DTYPE_F32; type <= DTYPE_F16; type++) {
-            assert_int_equal(bench.kernels->preferred_weights(bench.device, type), type);
+            assert_int_equal(device_preferred_weights(bench.device, type), type);
         }
         bench_close(&bench);
     }
