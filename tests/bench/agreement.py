@@ -1,0 +1,146 @@
+"""Whether `fathom bench` and guidellm say the same of the same load.
+
+    .venv-clients/bin/python tests/bench/agreement.py paced models/fathom-tiny
+    .venv-clients/bin/python tests/bench/agreement.py URL MODEL_FOLDER [-c 4] [-n 48] [--rounds 5]
+
+`paced` is a server of this file that sends each token at its time: both must find that time. Of a
+server that computes, on processors that it shares with them, they also measure what they take from
+it. They take turns; printed are the medians of their rounds and the ratio. guidellm's names differ: the
+inter_token_latency of a request is TPOT, and the mean over all tokens is ITL if each token comes in
+an event of its own (fathom bench, like vLLM's, counts events, and a token may show no text yet).
+Its rates are means over moments of the run: here they are counted from its requests' times instead.
+Each of its processes makes its HTTP client within the first request's time: hence the warm-up, and
+medians of the requests where a few late ones would show.
+"""
+
+import argparse
+import http.server
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests" / "clients"))
+
+from guidellm_run import run_guidellm  # noqa: E402
+
+FIRST, NEXT = 0.3, 0.03  # of the paced server: seconds to the first token, to each further one
+FIGURES = ("requests_per_s", "tokens_per_s", "ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
+
+
+class Paced(http.server.BaseHTTPRequestHandler):
+    """Each token at its time after the request, however late the one before was."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        body = json.dumps({"object": "list", "data": [{"id": "paced", "object": "model"}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self):
+        start = time.monotonic()
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        count = request["max_tokens"]
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for i in range(count):
+            time.sleep(max(start + FIRST + i * NEXT - time.monotonic(), 0))
+            choice = {"index": 0, "text": " a", "finish_reason": "length" if i + 1 == count else None}
+            self.send_event({"choices": [choice]})
+        usage = {"prompt_tokens": 32, "completion_tokens": count, "total_tokens": 32 + count}
+        self.send_event({"choices": [], "usage": usage})
+        self.send_chunk(b"data: [DONE]\n\n")
+        self.send_chunk(b"")
+
+    def send_event(self, members):
+        event = {"id": "cmpl-1", "object": "text_completion", "model": "paced", **members}
+        self.send_chunk(b"data: %s\n\n" % json.dumps(event).encode())
+
+    def send_chunk(self, data):
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+
+def guidellm_figures(report):
+    done = report["requests"]["successful"]
+    seconds = max(r["end_time"] for r in done) - min(r["start_time"] for r in done)
+    metrics = {name: value["successful"] for name, value in report["metrics"].items()}
+    return {
+        "requests_per_s": len(done) / seconds,
+        "tokens_per_s": sum(r["output_tokens"] for r in done) / seconds,
+        "ttft_ms": metrics["time_to_first_token_ms"]["median"],
+        "tpot_ms": statistics.median(r["inter_token_latency_ms"] for r in done),
+        "itl_ms": metrics["inter_token_latency_ms"]["mean"],
+        "e2e_ms": 1000 * metrics["request_latency"]["median"],
+    }
+
+
+def fathom_figures(binary, url, model, streams, requests, tokens_in, tokens_out):
+    command = [binary, "bench", url, "-m", model, "-c", streams, "-n", requests, "-i", tokens_in,
+               "-o", tokens_out, "--warm-up", streams, "--ignore-eos", "--lag-limit", 60000, "--json", "-"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("FATHOM_")}
+    done = subprocess.run([str(part) for part in command], check=True, capture_output=True,
+                          timeout=900, env=environment)
+    point = json.loads(done.stdout)["points"][0]
+    assert point["completed"] == requests, point
+    return {
+        "requests_per_s": point["completed"] / point["seconds"],
+        "tokens_per_s": point["output_tokens_per_second"],
+        **{name: point[name]["p50"] for name in ("ttft_ms", "tpot_ms", "e2e_ms")},
+        "itl_ms": point["itl_ms"]["mean"],
+    }
+
+
+def compare(binary, url, model, folder, rounds, streams, requests, tokens_in, tokens_out):
+    """Figure -> (fathom bench's median, guidellm's median)."""
+    load = (streams, requests, tokens_in, tokens_out)
+    ours, theirs = [], []
+    with tempfile.TemporaryDirectory() as scratch:
+        for _ in range(rounds):
+            ours.append(fathom_figures(binary, url, model, *load))
+            report = run_guidellm(url, model, folder, *load, pathlib.Path(scratch) / "report.json",
+                                  "--warmup-percent", "0.25")
+            theirs.append(guidellm_figures(report))
+    return {name: tuple(statistics.median(figures[name] for figures in side)
+                        for side in (ours, theirs)) for name in FIGURES}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("url", help="or `paced`")
+    parser.add_argument("folder", help="the model's, for guidellm's tokenizer")
+    parser.add_argument("--model", default="fathom-tiny")
+    for flag, name, default in (("-c", "streams", 4), ("-n", "requests", 48), ("-i", "tokens_in", 64),
+                                ("-o", "tokens_out", 64), ("-r", "rounds", 5)):
+        parser.add_argument(flag, f"--{name.replace('_', '-')}", type=int, default=default)
+    given = parser.parse_args()
+    if given.url == "paced":
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Paced)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        given.url, given.model = f"http://127.0.0.1:{server.server_address[1]}", "paced"
+        print(f"paced: ttft {1000 * FIRST:.0f} ms, tpot and itl {1000 * NEXT:.0f} ms, "
+              f"e2e {1000 * (FIRST + NEXT * (given.tokens_out - 1)):.0f} ms")
+    binary = os.environ.get("FATHOM_BINARY", str(ROOT / "build" / "fathom"))
+    found = compare(binary, given.url, given.model, pathlib.Path(given.folder).resolve(),
+                    given.rounds, given.streams, given.requests, given.tokens_in, given.tokens_out)
+    print(f"{'':16}{'fathom bench':>14}{'guidellm':>14}{'ratio':>8}")
+    for name, (ours, theirs) in found.items():
+        print(f"{name:16}{ours:14.3f}{theirs:14.3f}{ours / theirs:8.3f}")
+
+
+if __name__ == "__main__":
+    main()
