@@ -130,7 +130,7 @@ static void test_waiting_too_long_expires(void **state) {
     struct engine_stats stats;
     struct model *model = open_model("mha-silu", 1, 32);
     struct brake brake;
-    struct engine_options options = {.max_sequences = 1, .queue_timeout_ms = 5};
+    struct engine_options options = {.max_sequences = 1, .queue_timeout_ms = 500};
     struct engine *engine = open_held(model, &brake, options);
     memset(outcomes, 0, sizeof outcomes);
     for (size_t i = 0; i < 2; i++) ask(&asked[i], model_get_info(model), i, 5, 60);
@@ -138,7 +138,7 @@ static void test_waiting_too_long_expires(void **state) {
     submit(engine, &asked[0]);
     sem_wait(&brake.told);
     submit(engine, &asked[1]);
-    usleep(20000);
+    usleep(600000); /* half a second is long enough for the first to start on a busy machine */
     brake_release(&brake);
     collect_all(engine, outcomes, 2);
     assert_int_equal(outcomes[0].finished.finish, FINISH_LENGTH);
