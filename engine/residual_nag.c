@@ -12,6 +12,8 @@
  */
 #define THETA_NEVER 2.0
 
+#define RMS_EPSILON 1e-6f /* of the rmsnorm head, under the root */
+
 struct nag {
     struct residual residual;
     struct device *device;
@@ -300,7 +302,7 @@ static void nag_finish(struct residual *residual, const struct step_rows *step,
         kernels->scale_logits(nag->device, &scale);
         return;
     }
-    struct rmsnorm norm = {nag->r, nag->final_gain, nag->final, wanted, nag->width};
+    struct rmsnorm norm = {nag->r, nag->final_gain, nag->final, wanted, nag->width, RMS_EPSILON};
     kernels->rmsnorm(nag->device, &norm);
     head.x = nag->final;
     head.rows = kernels->row_count(nag->device, wanted);

@@ -111,6 +111,37 @@ struct nag_end_sublayer {
     const struct decisions *decisions;
 };
 
+/* The state of a standard model, and what the branch of the next sub-layer reads of it:
+ *   y = x / sqrt(mean(x^2) + epsilon) * gain */
+struct prenorm {
+    size_t width;                /* d */
+    struct buffer *x, *y;        /* f32 [rows, d] both */
+    const struct buffer *gain;   /* f32 [d], of the next sub-layer; NULL behind the last: no y */
+    float epsilon;
+};
+
+/* x = the table's row for each token, then the norm before sub-layer 0. */
+struct standard_begin {
+    const struct step_rows *step;
+    const struct buffer *table; /* [V, d] of table_type */
+    enum dtype table_type;
+    struct prenorm norm;
+};
+
+/* x += f for every row, then the norm before the next sub-layer. */
+struct standard_end_sublayer {
+    const struct step_rows *step;
+    const struct buffer *f; /* activation [rows, d] */
+    struct prenorm norm;
+};
+
+/* x += bias, for each of `rows` rows. In place. */
+struct add_bias {
+    struct buffer *x;          /* activation [rows, width] */
+    const struct buffer *bias; /* f32 [width] */
+    size_t rows, width;
+};
+
 /* y = x W^T. With `gather`, row i of y comes from row gather[i] of x; else y has `rows` rows. */
 struct matmul {
     const struct buffer *x; /* activation, or r: f32 [rows, in] */
@@ -127,10 +158,12 @@ struct rope {
     const struct row_list *list; /* or NULL: all rows */
     struct buffer *x;            /* activation [.., heads * D] */
     size_t heads, head_size;
-    enum qk_norm norm; /* RMS over the head without gain, epsilon 1e-6 under the root */
+    enum qk_norm norm; /* RMS over the head, epsilon under the root, then times gain if there is one */
     float scale;
     const struct buffer
         *table; /* f32 [context, D]: cos in the first D/2 columns, sin in the rest */
+    const struct buffer *gain; /* f32 [D], or NULL */
+    float epsilon;
 };
 
 /* One layer's share of the paged cache. `arena` is the whole cache; the device chooses the layout
@@ -181,12 +214,13 @@ struct scale_logits {
     size_t vocab, width;
 };
 
-/* y row i = x[list[i]] / rms(x[list[i]]) * gain, epsilon 1e-6 under the root. */
+/* y row i = x[list[i]] / rms(x[list[i]]) * gain, epsilon under the root. */
 struct rmsnorm {
     const struct buffer *x, *gain; /* f32 [rows, d], f32 [d] */
     struct buffer *y;              /* activation [listed, d] */
     const struct row_list *list;
     size_t width;
+    float epsilon;
 };
 
 struct device;
@@ -240,6 +274,11 @@ struct kernels {
     void (*activate)(struct device *, const struct activate *);
     void (*scale_logits)(struct device *, const struct scale_logits *);
     void (*rmsnorm)(struct device *, const struct rmsnorm *);
+
+    /* Standard models; NULL, all three, on a device that cannot run them. */
+    void (*standard_begin)(struct device *, const struct standard_begin *);
+    void (*standard_end_sublayer)(struct device *, const struct standard_end_sublayer *);
+    void (*add_bias)(struct device *, const struct add_bias *);
 };
 
 /* Every backend's device begins with this. */

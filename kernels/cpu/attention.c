@@ -58,13 +58,15 @@ static void rope_rows(void *context, size_t first, size_t end) {
     const struct rope_loop *loop = context;
     const struct rope *rope = loop->rope;
     size_t size = rope->head_size;
+    const float *gain = rope->gain ? buffer_f32(rope->gain) : NULL;
     for (size_t i = first; i < end; i++) {
         size_t row = rows_at(&loop->rows, i);
         const float *table =
             buffer_f32(rope->table) + (size_t)buffer_i32(rope->step->position)[row] * size;
         for (size_t h = 0; h < rope->heads; h++) {
             float *head = buffer_f32(rope->x) + (i * rope->heads + h) * size;
-            loop->primitives->rope_head(head, size, table, rope->norm, rope->scale);
+            loop->primitives->rope_head(head, size, table, rope->norm, gain, rope->epsilon,
+                                        rope->scale);
         }
     }
 }

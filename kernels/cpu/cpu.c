@@ -82,6 +82,9 @@ static const struct kernels cpu_kernels = {
     .activate = cpu_activate,
     .scale_logits = cpu_scale_logits,
     .rmsnorm = cpu_rmsnorm,
+    .standard_begin = cpu_standard_begin,
+    .standard_end_sublayer = cpu_standard_end_sublayer,
+    .add_bias = cpu_add_bias,
 };
 
 /* Best first. */

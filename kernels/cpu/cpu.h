@@ -50,6 +50,9 @@ void cpu_attention(struct device *device, const struct attention *attention);
 void cpu_activate(struct device *device, const struct activate *activate);
 void cpu_scale_logits(struct device *device, const struct scale_logits *scale);
 void cpu_rmsnorm(struct device *device, const struct rmsnorm *norm);
+void cpu_standard_begin(struct device *device, const struct standard_begin *begin);
+void cpu_standard_end_sublayer(struct device *device, const struct standard_end_sublayer *end);
+void cpu_add_bias(struct device *device, const struct add_bias *add);
 
 static inline struct cpu_device *cpu_of(struct device *device) {
     return (struct cpu_device *)device;

@@ -11,7 +11,6 @@
 #define PANEL           16    /* output columns that lie side by side in a packed weight */
 #define QUERIES_MAX     24    /* of one call of attend */
 #define HEAD_SIZE_MAX   1024
-#define RMS_EPSILON     1e-6f /* under the root, in rope and rmsnorm */
 
 /* A part of y = x W^T: rows first_row..end_row-1, panels first_panel..end_panel-1.
  * f32:  x is f32 [rows, steps]; panels is f32 [panel][steps][16].
@@ -66,6 +65,8 @@ struct primitives {
     struct gemm_type gemm[DTYPE_COUNT];
 
     float (*sum_squares)(const float *x, size_t width);
+    /* x += f; returns sum_squares of the new x. */
+    float (*add_squares)(const float *f, float *x, size_t width);
     /* out = x * factor, and * gain[i] unless gain is NULL. May be in place. */
     void (*scale)(const float *x, const float *gain, float factor, float *out, size_t width);
 
@@ -74,8 +75,9 @@ struct primitives {
                       const float *weight, size_t count);
     void (*nag_step)(const float *f, float *r, size_t width, float g);
 
+    /* gain NULL: none. */
     void (*rope_head)(float *x, size_t head_size, const float *table, enum qk_norm norm,
-                      float scale);
+                      const float *gain, float epsilon, float scale);
     void (*attend)(const struct attend *attend);
     void (*activate)(enum activation kind, const float *gate, const float *up, float *out,
                      size_t count);

@@ -60,7 +60,7 @@ static void norm_rows(void *context, size_t first, size_t end) {
     for (size_t i = first; i < end; i++) {
         const float *x = buffer_f32(norm->x) + rows_at(&loop->rows, i) * width;
         float square = loop->primitives->sum_squares(x, width) / (float)width;
-        loop->primitives->scale(x, buffer_f32(norm->gain), 1 / sqrtf(square + RMS_EPSILON),
+        loop->primitives->scale(x, buffer_f32(norm->gain), 1 / sqrtf(square + norm->epsilon),
                                 buffer_f32(norm->y) + i * width, width);
     }
 }

@@ -606,7 +606,7 @@ static void test_rmsnorm(void **state) {
         struct row_list list = bench_list(&bench, rows, 3);
         struct rmsnorm norm = {bench_floats(&bench, x, ROWS * WIDTH),
                                bench_floats(&bench, gain, WIDTH),
-                               bench_floats(&bench, NULL, 3 * WIDTH), &list, WIDTH};
+                               bench_floats(&bench, NULL, 3 * WIDTH), &list, WIDTH, 1e-6f};
         bench.kernels->rmsnorm(bench.device, &norm);
         bench_read(&bench, norm.y, y, sizeof y);
         for (size_t i = 0; i < 3; i++) {

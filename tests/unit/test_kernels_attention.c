@@ -18,25 +18,33 @@ static double unit_factor(const double *x, size_t size) {
 }
 
 static void rope_reference(const float *x, const float *table, size_t size, enum qk_norm norm,
-                           double scale, double *out) {
+                           const float *gain, double scale, double *out) {
     double *from = allocate(size * sizeof *from);
     for (size_t i = 0; i < size; i++) from[i] = x[i];
     double before = norm == QK_NORM_BEFORE_ROPE ? unit_factor(from, size) : 1;
     size_t half = size / 2;
     for (size_t i = 0; i < half; i++) {
         double a = from[i] * before, b = from[half + i] * before;
+        if (gain && norm == QK_NORM_BEFORE_ROPE) {
+            a *= gain[i];
+            b *= gain[half + i];
+        }
         out[i] = a * table[i] - b * table[half + i];
         out[half + i] = b * table[i] + a * table[half + i];
     }
     double after = norm == QK_NORM_AFTER_ROPE ? unit_factor(out, size) : 1;
-    for (size_t i = 0; i < size; i++) out[i] *= after * scale;
+    for (size_t i = 0; i < size; i++) {
+        out[i] *= after * scale * (gain && norm == QK_NORM_AFTER_ROPE ? gain[i] : 1);
+    }
     free(from);
 }
 
-static void check_rope(struct bench *bench, size_t size, enum qk_norm norm, bool listed) {
+static void check_rope(struct bench *bench, size_t size, enum qk_norm norm, bool listed,
+                       bool with_gain) {
     enum { ROWS = 5, HEADS = 3 };
     static const int32_t positions[ROWS] = {0, 7, 1, 15, 9}, list[] = {1, 3, 4};
     size_t rows = listed ? 3 : ROWS, width = HEADS * size;
+    float *gain = random_floats(size, 2);
     float *x = random_floats(ROWS * width, 1), *table = allocate(16 * size * sizeof *table);
     float *got = allocate(ROWS * width * sizeof *got);
     double *expected = allocate(size * sizeof *expected);
@@ -54,17 +62,20 @@ static void check_rope(struct bench *bench, size_t size, enum qk_norm norm, bool
                         size,
                         norm,
                         1.2f,
-                        bench_floats(bench, table, 16 * size)};
+                        bench_floats(bench, table, 16 * size),
+                        with_gain ? bench_floats(bench, gain, size) : NULL,
+                        1e-6f};
     bench->kernels->rope(bench->device, &rope);
     bench_read(bench, rope.x, got, ROWS * width * sizeof *got);
     for (size_t i = 0; i < rows * HEADS; i++) {
         size_t row = listed ? (size_t)list[i / HEADS] : i / HEADS;
-        rope_reference(x + i * size, table + (size_t)positions[row] * size, size, norm, 1.2f,
-                       expected);
+        rope_reference(x + i * size, table + (size_t)positions[row] * size, size, norm,
+                       with_gain ? gain : NULL, 1.2f, expected);
         for (size_t j = 0; j < size; j++)
             assert_close(got[i * size + j], expected[j], 2e-6, "rope");
     }
     assert_memory_equal(got + rows * width, x + rows * width, (ROWS - rows) * width * sizeof *got);
+    free(gain);
     free(x);
     free(table);
     free(got);
@@ -79,8 +90,11 @@ static void test_rope(void **state) {
             struct bench bench;
             if (!bench_open(&bench, isa_names[isa], 2)) continue;
             for (int norm = QK_NORM_NONE; norm <= QK_NORM_AFTER_ROPE; norm++) {
-                check_rope(&bench, sizes[i], (enum qk_norm)norm, false);
-                check_rope(&bench, sizes[i], (enum qk_norm)norm, true);
+                check_rope(&bench, sizes[i], (enum qk_norm)norm, false, false);
+                check_rope(&bench, sizes[i], (enum qk_norm)norm, true, false);
+                if (norm != QK_NORM_NONE) {
+                    check_rope(&bench, sizes[i], (enum qk_norm)norm, false, true);
+                }
             }
             bench_close(&bench);
         }
