@@ -45,7 +45,8 @@ struct checkpoint {
 static int check_folder(const char *folder, struct error *error);
 static int join_path(const char *folder, const char *name, char **path, struct error *error);
 static int load_config(const char *folder, struct config *config, struct error *error);
-static int load_depth(const char *folder, size_t sublayers, struct depth_table *table,
+static int load_generation_config(const char *folder, struct config *config, struct error *error);
+static int load_depth(const char *folder, const struct config *config, struct depth_table *table,
                       struct error *error);
 static int load_weights(const char *folder, struct checkpoint *checkpoint, struct error *error);
 static int load_single(const char *folder, struct checkpoint *checkpoint, struct error *error);
@@ -68,7 +69,8 @@ int checkpoint_open(const char *folder, struct checkpoint **checkpoint, struct e
     struct checkpoint *opened = calloc(1, sizeof *opened);
     if (!opened) return error_set(error, FATHOM_NO_MEMORY, "no memory to open %s", folder);
     result = load_config(folder, &opened->config, error);
-    if (result == 0) result = load_depth(folder, 2 * opened->config.blocks, &opened->depth, error);
+    if (result == 0) result = load_generation_config(folder, &opened->config, error);
+    if (result == 0) result = load_depth(folder, &opened->config, &opened->depth, error);
     if (result == 0) result = load_weights(folder, opened, error);
     if (result != 0) {
         checkpoint_close(opened);
@@ -173,15 +175,36 @@ static int load_config(const char *folder, struct config *config, struct error *
     return result;
 }
 
-static int load_depth(const char *folder, size_t sublayers, struct depth_table *table,
-                      struct error *error) {
+static int load_generation_config(const char *folder, struct config *config, struct error *error) {
     char *path, *text = NULL;
     size_t size;
+    int result = join_path(folder, "generation_config.json", &path, error);
+    if (result != 0) return result;
+    result = file_read(path, CONFIG_BYTES_MAX, &text, &size, error);
+    if (result == FATHOM_NOT_FOUND) {
+        result = error_set(error, 0, "%s", "");
+    } else if (result == 0 && (result = config_parse_generation(text, size, config, error)) != 0) {
+        error_prefix(error, "%s", path);
+    }
+    free(text);
+    free(path);
+    return result;
+}
+
+static int load_depth(const char *folder, const struct config *config, struct depth_table *table,
+                      struct error *error) {
+    char *path, *text = NULL;
+    size_t size, sublayers = 2 * config->blocks;
     int result = join_path(folder, "depth.json", &path, error);
     if (result != 0) return result;
     result = file_read(path, DEPTH_BYTES_MAX, &text, &size, error);
     if (result == FATHOM_NOT_FOUND) {
         result = depth_table_full(sublayers, table, error);
+    } else if (result == 0 && config->is_standard) {
+        result = error_set(error, FATHOM_UNSUPPORTED,
+                           "%s: tiers are of NAG models; this model runs every sub-layer for every "
+                           "token: remove the file",
+                           path);
     } else if (result == 0 &&
                (result = depth_table_parse(text, size, sublayers, table, error)) != 0) {
         error_prefix(error, "%s", path);

@@ -11,9 +11,20 @@
 
 enum nag_head { NAG_HEAD_COSINE, NAG_HEAD_RMSNORM };
 
+/* How the rotary frequencies differ from theta^(-2i/D): not; all divided by factor; or as in Llama
+ * 3.1, where those of long wavelengths are, with a smooth passage from short ones. */
+enum rope_scaling_kind { ROPE_UNSCALED, ROPE_LINEAR, ROPE_LLAMA3 };
+struct rope_scaling {
+    enum rope_scaling_kind kind;
+    double factor, low_factor, high_factor;
+    double original_context; /* positions that the model was first trained on */
+};
+
+#define HEAD_SIZE_MAX 1024
+
 /* config.json, with every default resolved. Limits: vocab <= 4 Mi, hidden <= 32768, blocks <= 1024,
  * heads <= 1024, head size <= 1024 and even, inner <= 262144, directions <= 1024, context <= 1 Mi,
- * rope_theta 1..1e12, qk_scale 1e-6..1e6. */
+ * rope_theta 1..1e12, qk_scale 1e-6..1e6, norm_epsilon 1e-12..1e-2. */
 struct config {
     size_t vocab, hidden, blocks, heads, kv_heads, head_size, inner, context, directions;
     enum activation activation;
@@ -21,7 +32,16 @@ struct config {
     enum nag_head head;
     double rope_theta;
     float qk_scale;
-    int32_t bos, eos; /* -1: none */
+    bool is_standard; /* an ordinary pre-norm model; false: NAG */
+    /* Of standard models alone. */
+    float norm_epsilon;
+    struct rope_scaling rope_scaling;
+    bool tied_head;                       /* the head is the embedding */
+    bool qkv_bias, output_bias, mlp_bias; /* on Q, K and V; on O; on gate, up and down */
+    bool qk_gain;                         /* the Q/K norm has gains [D] */
+    int32_t bos;                          /* -1: none */
+    int32_t eos[EOS_MAX];
+    size_t eos_count;
 };
 
 /* Thresholds: theta [tier_count][2 * blocks]; a file without depth.json has the one tier "full". */

@@ -10,6 +10,10 @@
 /* config.json. */
 int config_parse(const char *text, size_t size, struct config *config, struct error *error);
 
+/* generation_config.json: its bos_token_id and eos_token_id go before those of config.json. */
+int config_parse_generation(const char *text, size_t size, struct config *config,
+                            struct error *error);
+
 /* depth.json of a model with `sublayers` sub-layers; the caller frees table->theta. */
 int depth_table_parse(const char *text, size_t size, size_t sublayers, struct depth_table *table,
                       struct error *error);

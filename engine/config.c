@@ -1,9 +1,8 @@
-/* config.json: Hugging Face keys to a struct config with every default resolved. */
-#include "engine/checkpoint_parts.h"
+/* config.json: Hugging Face keys to a struct config with every default resolved. Here is what all
+ * models share, and NAG; config_standard.c reads the rest of the others. */
+#include "engine/config_parts.h"
 
 #include <string.h>
-
-#include "engine/json_field.h"
 
 #define MEBI ((int64_t)1 << 20)
 
@@ -23,7 +22,6 @@ static const struct {
     {"head_dim", offsetof(struct config, head_size), 1024, 0, true},
     {"intermediate_size", offsetof(struct config, inner), 262144, 0, false},
     {"max_position_embeddings", offsetof(struct config, context), MEBI, 0, false},
-    {"nag_directions", offsetof(struct config, directions), 1024, 32, false},
 };
 
 /* Settings of other architectures that change the result without changing a tensor: a checkpoint
@@ -31,15 +29,15 @@ static const struct {
 static const char *const refused[] = {"rope_scaling", "rope_parameters", "sliding_window"};
 
 static int read_config(const json_t *object, struct config *config, struct error *error);
-static int check_model_type(const json_t *object, struct error *error);
+static int check_nag(const json_t *object, struct config *config, struct error *error);
 static int read_counts(const json_t *object, struct config *config, struct error *error);
 static int derive_heads(struct config *config, struct error *error);
 static int read_words(const json_t *object, struct config *config, struct error *error);
 static int read_word(const json_t *object, const char *key, const char *const *words, size_t count,
                      size_t *word, struct error *error);
 static int read_numbers(const json_t *object, struct config *config, struct error *error);
-static int read_token(const json_t *object, const char *key, const struct config *config,
-                      int32_t *token, struct error *error);
+static int read_tokens(const json_t *object, struct config *config, struct error *error);
+static int read_eos(const json_t *value, struct config *config, struct error *error);
 
 int config_parse(const char *text, size_t size, struct config *config, struct error *error) {
     json_t *object;
@@ -51,22 +49,45 @@ int config_parse(const char *text, size_t size, struct config *config, struct er
     return result;
 }
 
-static int read_config(const json_t *object, struct config *config, struct error *error) {
-    int result = check_model_type(object, error);
-    if (result == 0) result = read_counts(object, config, error);
-    if (result == 0) result = derive_heads(config, error);
-    if (result == 0) result = read_words(object, config, error);
-    if (result == 0) result = read_numbers(object, config, error);
-    if (result == 0) result = read_token(object, "bos_token_id", config, &config->bos, error);
-    if (result == 0) result = read_token(object, "eos_token_id", config, &config->eos, error);
+int config_parse_generation(const char *text, size_t size, struct config *config,
+                            struct error *error) {
+    json_t *object;
+    int result = json_object_parse(text, size, &object, error);
+    if (result != 0) return result;
+    result = read_tokens(object, config, error);
+    json_decref(object);
     return result;
 }
 
-static int check_model_type(const json_t *object, struct error *error) {
-    static const char *const types[] = {"nag"};
+static int read_config(const json_t *object, struct config *config, struct error *error) {
+    static const char *const types[] = {"nag", "llama", "mistral", "qwen2", "qwen3"};
     size_t type;
-    int result = json_read_choice(json_object_field(object, "model_type"), "model_type", types, 1,
-                                  &type, error);
+    int result = json_read_choice(json_object_field(object, "model_type"), "model_type", types,
+                                  sizeof types / sizeof *types, &type, error);
+    if (result != 0) return result;
+    config->is_standard = type > 0;
+    config->bos = -1;
+    config->qk_scale = 1;
+    config->rope_theta = 10000;
+    result = config->is_standard ? 0 : check_nag(object, config, error);
+    if (result == 0) result = read_counts(object, config, error);
+    if (result == 0 && config->is_standard) {
+        result = config_read_standard(object, types[type], config, error);
+    }
+    if (result == 0) result = derive_heads(config, error);
+    if (result == 0 && !config->is_standard) result = read_words(object, config, error);
+    if (result == 0 && !config->is_standard) result = read_numbers(object, config, error);
+    return result ? result : read_tokens(object, config, error);
+}
+
+static int check_nag(const json_t *object, struct config *config, struct error *error) {
+    const json_t *directions = json_object_field(object, "nag_directions");
+    int64_t count = 32;
+    int result = 0;
+    if (directions) {
+        result = json_read_integer(directions, "nag_directions", 1, 1024, &count, error);
+    }
+    config->directions = (size_t)count;
     for (size_t i = 0; result == 0 && i < sizeof refused / sizeof *refused; i++) {
         if (json_object_field(object, refused[i])) {
             result = error_set(error, FATHOM_UNSUPPORTED,
@@ -141,7 +162,6 @@ static int read_numbers(const json_t *object, struct config *config, struct erro
     const json_t *qk_scale = json_object_field(object, "qk_scale");
     double scale = 1;
     int result = 0;
-    config->rope_theta = 10000;
     if (theta) result = json_read_number(theta, "rope_theta", 1, 1e12, &config->rope_theta, error);
     if (result == 0 && qk_scale) {
         result = json_read_number(qk_scale, "qk_scale", 1e-6, 1e6, &scale, error);
@@ -150,16 +170,37 @@ static int read_numbers(const json_t *object, struct config *config, struct erro
     return result;
 }
 
-/* An id, a list of ids (the first counts), or nothing: -1. */
-static int read_token(const json_t *object, const char *key, const struct config *config,
-                      int32_t *token, struct error *error) {
-    const json_t *value = json_object_field(object, key);
-    if (json_is_array(value) && json_array_size(value) > 0) value = json_array_get(value, 0);
+/* Replaces only what is there: generation_config.json comes after config.json. */
+static int read_tokens(const json_t *object, struct config *config, struct error *error) {
+    const json_t *bos = json_object_field(object, "bos_token_id");
+    const json_t *eos = json_object_field(object, "eos_token_id");
     int64_t id = -1;
-    if (value) {
-        int result = json_read_integer(value, key, 0, (int64_t)config->vocab - 1, &id, error);
+    if (bos) {
+        if (json_is_array(bos) && json_array_size(bos) > 0) bos = json_array_get(bos, 0);
+        int result =
+            json_read_integer(bos, "bos_token_id", 0, (int64_t)config->vocab - 1, &id, error);
         if (result != 0) return result;
+        config->bos = (int32_t)id;
     }
-    *token = (int32_t)id;
+    return eos ? read_eos(eos, config, error) : 0;
+}
+
+/* An id, or a list of ids. */
+static int read_eos(const json_t *value, struct config *config, struct error *error) {
+    size_t count = json_is_array(value) ? json_array_size(value) : 1;
+    if (count == 0) return json_refuse(value, "eos_token_id", "an id or a list of ids", error);
+    if (count > EOS_MAX) {
+        return error_set(error, FATHOM_INVALID, "eos_token_id lists %zu tokens; the limit is %d",
+                         count, EOS_MAX);
+    }
+    for (size_t i = 0; i < count; i++) {
+        const json_t *one = json_is_array(value) ? json_array_get(value, i) : value;
+        int64_t id;
+        int result =
+            json_read_integer(one, "eos_token_id", 0, (int64_t)config->vocab - 1, &id, error);
+        if (result != 0) return result;
+        config->eos[i] = (int32_t)id;
+    }
+    config->eos_count = count;
     return 0;
 }

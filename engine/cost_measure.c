@@ -82,6 +82,7 @@ static int probe_open(struct probe *probe, struct model *model, struct error *er
 
 static void choose_sublayers(struct probe *probe, size_t tier, bool attn, bool mlp) {
     struct residual *residual = probe->model->residual;
+    if (!residual_skips(residual)) return;
     for (size_t l = 0; l < probe->model->info.sublayers; l++) {
         bool runs = l % 2 ? mlp : attn;
         probe->theta[l] = (float)residual->kind->threshold(residual, l, runs ? 0 : INFINITY);
@@ -165,16 +166,23 @@ static size_t take_points(struct probe *probe, struct shot *shots) {
 }
 
 /* What each part adds; noise must not make a part of more rows cheaper. */
-static void fit_point(struct cost_model *cost, const struct shot *shots) {
+static void fit_point(struct cost_model *cost, const struct shot *shots, bool skips) {
     struct cost_point *point = &cost->points[cost->count], before = {0};
     double blocks = (double)cost->blocks, step = shots[SHOT_STEP].ns;
     if (cost->count > 0) before = point[-1];
+    double attn = shots[SHOT_ATTN].ns, mlp = shots[SHOT_MLP].ns, head = shots[SHOT_HEAD].ns - step;
+    if (!skips) {
+        /* The three were the same whole step. Only the sum of its parts will be asked for. */
+        double whole = fmin(step, fmin(attn, mlp));
+        attn = mlp = whole / 2;
+        step = 0;
+    }
     *point = (struct cost_point){
         .rows = shots->rows,
         .step_ns = fmax(step, before.step_ns),
-        .attn_ns = fmax((shots[SHOT_ATTN].ns - step) / blocks, fmax(before.attn_ns, 1)),
-        .mlp_ns = fmax((shots[SHOT_MLP].ns - step) / blocks, fmax(before.mlp_ns, 1)),
-        .head_ns = fmax(shots[SHOT_HEAD].ns - step, before.head_ns),
+        .attn_ns = fmax((attn - step) / blocks, fmax(before.attn_ns, 1)),
+        .mlp_ns = fmax((mlp - step) / blocks, fmax(before.mlp_ns, 1)),
+        .head_ns = fmax(head, before.head_ns),
     };
     cost->count++;
 }
@@ -197,6 +205,7 @@ static double fit_gather(const struct shot *packed, const struct shot *all,
 static void measure(struct probe *probe) {
     struct cost_model *cost = &probe->model->cost;
     struct shot shots[SHOTS_MAX];
+    bool skips = residual_skips(probe->model->residual);
     uint64_t start = time_now_ns();
     choose_sublayers(probe, TIER_NOTHING, false, false);
     take_shot(probe, &(struct shot){.rows = 1, .stride = 1, .logits = 1, .attn = 1, .mlp = 1});
@@ -216,9 +225,9 @@ static void measure(struct probe *probe) {
         if (round >= ROUNDS_MIN && time_now_ns() - start > ROUNDS_NS) break;
         for (size_t i = 0; i < count; i++) take_shot(probe, &shots[i]);
     }
-    for (size_t i = 0; i < points; i++) fit_point(cost, shots + POINT_SHOTS * i);
+    for (size_t i = 0; i < points; i++) fit_point(cost, shots + POINT_SHOTS * i, skips);
     cost->attended_ns = fit_attended(cost, far, &half_rows[SHOT_ATTN]);
-    cost->gather_factor = fit_gather(packed, all_rows, half_rows);
+    cost->gather_factor = skips ? fit_gather(packed, all_rows, half_rows) : 1;
     cost->ridge = cost_find_ridge(cost);
 }
 

@@ -199,7 +199,7 @@ int engine_submit(struct engine *engine, const struct engine_request *request,
     int result = request_check(request, &engine->limits, error);
     if (result != 0) return result;
     struct sequence *sequence;
-    result = sequence_create(request, engine->info->eos, &sequence, error);
+    result = sequence_create(request, engine->info->eos, engine->info->eos_count, &sequence, error);
     if (result != 0) return result;
     sequence->submitted_ns = time_now_ns();
     const struct tier_info *tier = &engine->info->tiers[request->tier];

@@ -17,6 +17,7 @@
 #define TIERS_MAX     16
 
 #define STEP_ROWS_MAX 8192 /* model_options.max_step_rows is at most that */
+#define EOS_MAX       16   /* tokens that end a text */
 
 enum weight_type { WEIGHTS_AUTO, WEIGHTS_F32, WEIGHTS_BF16, WEIGHTS_F16, WEIGHTS_INT8 };
 enum kv_policy { KV_COMPUTE, KV_OMIT };
@@ -46,7 +47,7 @@ struct tier_info {
 struct model_info {
     char path[512];
     char name[128];    /* last component of the path */
-    char residual[16]; /* "nag" */
+    char residual[16]; /* "nag", "standard": nothing is ever skipped */
     char device[96];   /* as struct device's description */
     char backend[16], isa[16]; /* "cpu", "avx512bf16" */
     char weights[8];   /* "f32", "bf16", "f16", "int8" */
@@ -54,7 +55,10 @@ struct model_info {
         directions;
     size_t context; /* longest prompt + completion, tokens */
     size_t max_step_rows;
-    int32_t bos, eos; /* the tokenizer's, else config.json's; -1: none */
+    int32_t bos; /* the tokenizer's, else the configuration's; -1: none */
+    /* Every token that ends a text: the tokenizer's first, then the configuration's. */
+    int32_t eos[EOS_MAX];
+    size_t eos_count;
     enum kv_policy kv_policy;
     size_t weight_bytes;   /* packed, on the device */
     size_t scratch_bytes;  /* activations of a step */

@@ -13,6 +13,8 @@
 
 #include <stdlib.h>
 
+#define QK_NORM_EPSILON 1e-6f /* of NAG models, under the root */
+
 struct kv_arena {
     struct buffer *buffer;
 };
@@ -79,7 +81,15 @@ static void multiply(struct model *model, const struct buffer *x, const struct m
     model->device->kernels->matmul(model->device, &product);
 }
 
-static void rotate(struct model *model, struct buffer *x, size_t heads,
+/* `rows` of x hold outputs. */
+static void add_bias(struct model *model, struct buffer *x, const struct buffer *bias, size_t width,
+                     size_t rows) {
+    if (!bias) return;
+    struct add_bias add = {x, bias, rows, width};
+    model->device->kernels->add_bias(model->device, &add);
+}
+
+static void rotate(struct model *model, struct buffer *x, size_t heads, const struct buffer *gain,
                    const struct row_list *list) {
     const struct config *config = &model->config;
     struct rope rope = {
@@ -91,6 +101,8 @@ static void rotate(struct model *model, struct buffer *x, size_t heads,
         .norm = config->qk_norm,
         .scale = config->qk_scale,
         .table = model->rope,
+        .gain = gain,
+        .epsilon = config->is_standard ? config->norm_epsilon : QK_NORM_EPSILON,
     };
     model->device->kernels->rope(model->device, &rope);
 }
@@ -134,7 +146,13 @@ static void store_kv(struct model *model, const struct kv_layer *kv, const struc
     size_t rows = scratch->step.rows;
     multiply(model, input, layer->k, scratch->k, rows, list);
     multiply(model, input, layer->v, scratch->v, rows, list);
-    rotate(model, scratch->k, model->config.kv_heads, list);
+    if (layer->k_bias) {
+        size_t width = model->config.kv_heads * model->config.head_size;
+        size_t written = list ? model->device->kernels->row_count(model->device, list) : rows;
+        add_bias(model, scratch->k, layer->k_bias, width, written);
+        add_bias(model, scratch->v, layer->v_bias, width, written);
+    }
+    rotate(model, scratch->k, model->config.kv_heads, layer->k_gain, list);
     struct kv_append append = {placed, kv, scratch->k, scratch->v, list};
     model->device->kernels->kv_append(model->device, &append);
 }
@@ -157,7 +175,9 @@ static void run_attention(struct model *model, struct kv_arena *arena, const str
     const struct row_list *list = body == GATHER ? running : NULL;
     size_t rows = scratch->step.rows;
     multiply(model, input, layer->q, scratch->q, rows, list);
-    rotate(model, scratch->q, model->config.heads, list);
+    if (list) rows = model->device->kernels->row_count(model->device, list);
+    add_bias(model, scratch->q, layer->q_bias, model->config.heads * model->config.head_size, rows);
+    rotate(model, scratch->q, model->config.heads, layer->q_gain, list);
     struct attention attention = {
         .step = placed,
         .kv = &kv,
@@ -167,8 +187,8 @@ static void run_attention(struct model *model, struct kv_arena *arena, const str
         .list = list,
     };
     model->device->kernels->attention(model->device, &attention);
-    if (list) rows = model->device->kernels->row_count(model->device, list);
     multiply(model, scratch->mixed, layer->o, scratch->f, rows, NULL);
+    add_bias(model, scratch->f, layer->o_bias, model->config.hidden, rows);
 }
 
 static void run_mlp(struct model *model, size_t block, enum body body) {
@@ -182,6 +202,8 @@ static void run_mlp(struct model *model, size_t block, enum body body) {
     if (layer->gate) multiply(model, input, layer->gate, scratch->gate, rows, list);
     multiply(model, input, layer->up, scratch->up, rows, list);
     if (list) rows = model->device->kernels->row_count(model->device, list);
+    add_bias(model, scratch->gate, layer->gate_bias, model->config.inner, rows);
+    add_bias(model, scratch->up, layer->up_bias, model->config.inner, rows);
     struct activate activate = {
         .gate = layer->gate ? scratch->gate : NULL,
         .up = scratch->up,
@@ -192,6 +214,7 @@ static void run_mlp(struct model *model, size_t block, enum body body) {
     };
     model->device->kernels->activate(model->device, &activate);
     multiply(model, scratch->up, layer->down, scratch->f, rows, NULL);
+    add_bias(model, scratch->f, layer->down_bias, model->config.hidden, rows);
 }
 
 /* ---- One step

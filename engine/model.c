@@ -1,6 +1,7 @@
 /* Loads a checkpoint onto a device: packs every weight once and makes all the memory that steps
  * need. */
 #include "engine/model.h"
+#include "engine/weight_load.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -28,21 +29,50 @@ static int load_matrix(struct loader *loader, size_t block, const char *part, si
     struct device *device = loader->model->device;
     char name[128];
     snprintf(name, sizeof name, "model.layers.%zu.%s.weight", block, part);
-    struct tensor tensor;
-    int result = checkpoint_tensor(loader->model->checkpoint, name, out, in, &tensor, error);
-    if (result != 0) return result;
-    float *values = malloc(out * in * sizeof *values);
-    if (!values) return error_set(error, FATHOM_NO_MEMORY, "no memory for tensor '%s'", name);
-    result = tensor_to_f32(&tensor, values, error);
-    if (result == 0) {
-        *matrix = device->kernels->matrix_create(device, values, DTYPE_F32, out, in,
-                                                 loader->weights, error);
-        if (!*matrix)
-            result = error->code;
-        else
-            loader->packed_bytes += device->kernels->matrix_bytes(*matrix);
+    *matrix = weight_load_matrix(device, loader->model->checkpoint, name, out, in, loader->weights,
+                                 error);
+    if (!*matrix) return error->code;
+    loader->packed_bytes += device->kernels->matrix_bytes(*matrix);
+    return 0;
+}
+
+/* "self_attn.q_proj.bias", "self_attn.q_norm.weight": [width]. */
+static int load_vector(struct loader *loader, size_t block, const char *part, size_t width,
+                       struct buffer **vector, struct error *error) {
+    struct device *device = loader->model->device;
+    char name[128];
+    snprintf(name, sizeof name, "model.layers.%zu.%s", block, part);
+    *vector = weight_load_vector(device, loader->model->checkpoint, name, width, 0, error);
+    if (!*vector) return error->code;
+    loader->packed_bytes += device->kernels->buffer_bytes(*vector);
+    return 0;
+}
+
+static int load_vectors(struct loader *loader, size_t block, struct error *error) {
+    const struct config *config = &loader->model->config;
+    struct layer *layer = &loader->model->layers[block];
+    size_t q = config->heads * config->head_size, k = config->kv_heads * config->head_size;
+    const struct {
+        bool there;
+        const char *part;
+        size_t width;
+        struct buffer **vector;
+    } parts[] = {
+        {config->qkv_bias, "self_attn.q_proj.bias", q, &layer->q_bias},
+        {config->qkv_bias, "self_attn.k_proj.bias", k, &layer->k_bias},
+        {config->qkv_bias, "self_attn.v_proj.bias", k, &layer->v_bias},
+        {config->output_bias, "self_attn.o_proj.bias", config->hidden, &layer->o_bias},
+        {config->mlp_bias, "mlp.gate_proj.bias", config->inner, &layer->gate_bias},
+        {config->mlp_bias, "mlp.up_proj.bias", config->inner, &layer->up_bias},
+        {config->mlp_bias, "mlp.down_proj.bias", config->hidden, &layer->down_bias},
+        {config->qk_gain, "self_attn.q_norm.weight", config->head_size, &layer->q_gain},
+        {config->qk_gain, "self_attn.k_norm.weight", config->head_size, &layer->k_gain},
+    };
+    int result = 0;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts && result == 0; i++) {
+        if (!parts[i].there) continue;
+        result = load_vector(loader, block, parts[i].part, parts[i].width, parts[i].vector, error);
     }
-    free(values);
     return result;
 }
 
@@ -68,7 +98,27 @@ static int load_layer(struct loader *loader, size_t block, struct error *error) 
                                  parts[i].matrix, error);
         if (result != 0) return result;
     }
-    return 0;
+    return load_vectors(loader, block, error);
+}
+
+/* Radians per position of each pair of a head, frequencies[D / 2]. */
+static void rope_frequencies(const struct config *config, double *frequencies) {
+    const struct rope_scaling *scaling = &config->rope_scaling;
+    size_t half = config->head_size / 2;
+    for (size_t i = 0; i < half; i++) {
+        double frequency = pow(config->rope_theta, -(double)i / (double)half);
+        if (scaling->kind == ROPE_LINEAR) frequency /= scaling->factor;
+        if (scaling->kind == ROPE_LLAMA3) {
+            /* Turns within the original context: many keep their speed, few are slowed down, and in
+             * between the two are blended. */
+            double turns = scaling->original_context * frequency / (2 * 3.14159265358979323846);
+            double blend = (turns - scaling->low_factor) /
+                           (scaling->high_factor - scaling->low_factor);
+            blend = fmin(fmax(blend, 0), 1);
+            frequency *= (1 - blend) / scaling->factor + blend;
+        }
+        frequencies[i] = frequency;
+    }
 }
 
 /* cos in the first half of each row, sin in the second; angles in double, since positions can be
@@ -81,9 +131,11 @@ static int make_rope(struct model *model, struct error *error) {
     }
     float *table = malloc(bytes);
     if (!table) return error_set(error, FATHOM_NO_MEMORY, "no memory for the RoPE table");
+    double frequencies[HEAD_SIZE_MAX / 2];
+    rope_frequencies(config, frequencies);
     for (size_t p = 0; p < context; p++) {
         for (size_t i = 0; i < half; i++) {
-            double angle = (double)p * pow(config->rope_theta, -(double)i / (double)half);
+            double angle = (double)p * frequencies[i];
             table[p * config->head_size + i] = (float)cos(angle);
             table[p * config->head_size + half + i] = (float)sin(angle);
         }
@@ -277,16 +329,32 @@ static int open_device(struct model *model, const struct model_options *options,
     return 0;
 }
 
+/* Adds a token that ends a text, once. */
+static void add_eos(struct model_info *info, int32_t token) {
+    for (size_t i = 0; i < info->eos_count; i++) {
+        if (info->eos[i] == token) return;
+    }
+    if (info->eos_count < EOS_MAX) info->eos[info->eos_count++] = token;
+}
+
+static void describe_ends(struct model *model) {
+    const struct config *config = &model->config;
+    struct model_info *info = &model->info;
+    info->bos = config->bos;
+    if (model->tokenizer) {
+        if (tokenizer_bos(model->tokenizer) >= 0) info->bos = tokenizer_bos(model->tokenizer);
+        if (tokenizer_eos(model->tokenizer) >= 0) add_eos(info, tokenizer_eos(model->tokenizer));
+    }
+    for (size_t i = 0; i < config->eos_count; i++) add_eos(info, config->eos[i]);
+}
+
 /* The tokenizer is optional for whoever brings token ids; its ids must be ones that the model has.
  */
 static int load_tokenizer(struct model *model, const char *path, struct error *error) {
-    model->info.bos = model->config.bos;
-    model->info.eos = model->config.eos;
     int result = tokenizer_load(path, &model->tokenizer, error);
-    if (result == FATHOM_NOT_FOUND) return 0;
-    if (result != 0) return result;
-    if (tokenizer_bos(model->tokenizer) >= 0) model->info.bos = tokenizer_bos(model->tokenizer);
-    if (tokenizer_eos(model->tokenizer) >= 0) model->info.eos = tokenizer_eos(model->tokenizer);
+    if (result != 0 && result != FATHOM_NOT_FOUND) return result;
+    describe_ends(model);
+    if (result != 0) return 0;
     size_t size = tokenizer_size(model->tokenizer);
     if (size <= model->config.vocab) return 0;
     return error_set(error, FATHOM_INVALID,
@@ -299,7 +367,8 @@ static int load_weights(struct model *model, const struct model_options *options
     struct loader loader = {model, options, choose_weights(model, options->weights), 0};
     model->weights = loader.weights;
     snprintf(model->info.weights, sizeof model->info.weights, "%s", dtype_name(loader.weights));
-    const struct residual_kind *kind = &residual_nag;
+    const struct residual_kind *kind =
+        model->config.is_standard ? &residual_standard : &residual_nag;
     int result = kind->create(model->device, model->checkpoint, model->info.max_step_rows,
                               loader.weights, &model->residual, error);
     if (result != 0) return result;
@@ -381,6 +450,12 @@ static void destroy_layer(struct model *model, struct layer *layer) {
                                  layer->gate, layer->up, layer->down};
     for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++) {
         model->device->kernels->matrix_destroy(model->device, matrices[i]);
+    }
+    struct buffer *vectors[] = {layer->q_bias,    layer->k_bias,  layer->v_bias,
+                                layer->o_bias,    layer->gate_bias, layer->up_bias,
+                                layer->down_bias, layer->q_gain,  layer->k_gain};
+    for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++) {
+        model->device->kernels->buffer_destroy(model->device, vectors[i]);
     }
 }
 

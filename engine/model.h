@@ -10,6 +10,9 @@ struct layer {
     struct matrix *q, *k, *v, *o; /* [H*D, d], [G*D, d], [G*D, d], [d, H*D] */
     struct matrix *gate, *up,
         *down; /* [inner, d], [inner, d], [d, inner]; gate NULL when ungated */
+    /* Biases of the outputs above, and gains of the Q/K norm [D]; NULL where the model has none. */
+    struct buffer *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias;
+    struct buffer *q_gain, *k_gain;
 };
 
 /* Device memory of one step, made for max_step_rows rows. */

@@ -1,4 +1,5 @@
-/* How a token's state passes through the sub-layers. NAG is one member; layer code assumes none.
+/* How a token's state passes through the sub-layers. NAG and the standard pre-norm residual are its
+ * members; layer code assumes none.
  *
  * A step goes: begin_token, then for every sub-layer in order: read `input` for the rows in
  * `running`, compute the branch, end_sublayer; at last `finish`. Engine thread only; nothing here
@@ -44,7 +45,9 @@ struct residual_kind {
     void (*read_decisions)(struct residual *residual, size_t rows, uint8_t *run, float *mix,
                            float *log_norm);
 
-    /* |g| of a sub-layer as a function of mix, and the threshold on mix for |g| < size: what
+    /* The next three are NULL, all of them, where nothing is ever skipped.
+     *
+     * |g| of a sub-layer as a function of mix, and the threshold on mix for |g| < size: what
      * calibration needs. */
     double (*step_size)(const struct residual *residual, size_t sublayer, double mix);
     double (*threshold)(const struct residual *residual, size_t sublayer, double size);
@@ -62,6 +65,11 @@ struct residual {
     const struct residual_kind *kind;
 };
 
-extern const struct residual_kind residual_nag;
+extern const struct residual_kind residual_nag, residual_standard;
+
+/* Sub-layers can be skipped at all. */
+static inline bool residual_skips(const struct residual *residual) {
+    return residual->kind->set_theta != NULL;
+}
 
 #endif

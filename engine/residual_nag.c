@@ -2,6 +2,7 @@
  * sub-layer. The formulas are in kernels.h and models/nag.md section 1; here is what a checkpoint
  * stores of them. */
 #include "engine/residual.h"
+#include "engine/weight_load.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -35,25 +36,6 @@ static struct nag *as_nag(const struct residual *residual) {
 
 /* ---- Loading
  * -------------------------------------------------------------------------------------- */
-
-static struct buffer *load_vector(struct nag *nag, const struct checkpoint *checkpoint,
-                                  const char *name, size_t rows, size_t columns,
-                                  struct error *error) {
-    struct tensor tensor;
-    if (checkpoint_tensor(checkpoint, name, rows, columns, &tensor, error) != 0) return NULL;
-    size_t count = columns ? rows * columns : rows;
-    float *values = malloc(count * sizeof *values);
-    struct buffer *buffer = NULL;
-    if (!values) {
-        error_set(error, FATHOM_NO_MEMORY, "no memory for tensor '%s'", name);
-    } else if (tensor_to_f32(&tensor, values, error) == 0) {
-        buffer = nag->device->kernels->buffer_create(nag->device, count * sizeof *values, error);
-        if (buffer)
-            nag->device->kernels->write(nag->device, buffer, 0, values, count * sizeof *values);
-    }
-    free(values);
-    return buffer;
-}
 
 static int load_scalar(const struct checkpoint *checkpoint, const char *name, float *value,
                        struct error *error) {
@@ -91,10 +73,11 @@ static int load_gate(struct nag *nag, const struct checkpoint *checkpoint, size_
              sublayer % 2 ? "mlp" : "attn");
     gate->count = directions;
     snprintf(name, sizeof name, "%s.directions.weight", prefix);
-    if (!(gate->directions = load_vector(nag, checkpoint, name, directions, nag->width, error)))
+    if (!(gate->directions =
+              weight_load_vector(nag->device, checkpoint, name, directions, nag->width, error)))
         return error->code;
     snprintf(name, sizeof name, "%s.directions.bias", prefix);
-    if (!(gate->bias = load_vector(nag, checkpoint, name, directions, 0, error)))
+    if (!(gate->bias = weight_load_vector(nag->device, checkpoint, name, directions, 0, error)))
         return error->code;
     snprintf(name, sizeof name, "%s.mix_logits", prefix);
     if (!(gate->weight = load_mix_weight(nag, checkpoint, name, directions, error)))
@@ -111,43 +94,23 @@ static int load_gate(struct nag *nag, const struct checkpoint *checkpoint, size_
     return 0;
 }
 
-/* Embedding rows stay in the file's type: they are looked up, never multiplied. */
-static int load_table(struct nag *nag, const struct checkpoint *checkpoint, struct error *error) {
-    static const char name[] = "model.embed_tokens.weight";
-    struct tensor tensor;
-    int result = checkpoint_tensor(checkpoint, name, nag->vocab, nag->width, &tensor, error);
-    if (result != 0) return result;
-    float *check = malloc(nag->vocab * nag->width * sizeof *check);
-    if (!check) return error_set(error, FATHOM_NO_MEMORY, "no memory for tensor '%s'", name);
-    result = tensor_to_f32(&tensor, check, error);
-    free(check);
-    if (result != 0) return result;
-    nag->table_type = tensor.type;
-    nag->table = nag->device->kernels->buffer_create(nag->device, tensor.bytes, error);
+static int load_table(struct nag *nag, const struct checkpoint *checkpoint, enum dtype weights,
+                      struct error *error) {
+    nag->table = weight_load_table(nag->device, checkpoint, "model.embed_tokens.weight", nag->vocab,
+                                   nag->width, weights, &nag->table_type, error);
     if (!nag->table) return error->code;
-    nag->device->kernels->write(nag->device, nag->table, 0, tensor.data, tensor.bytes);
     return load_scalar(checkpoint, "model.log_gain", &nag->log_gain, error);
 }
 
 static int load_head(struct nag *nag, const struct checkpoint *checkpoint, enum dtype weights,
                      struct error *error) {
-    static const char name[] = "lm_head.weight";
-    struct tensor tensor;
-    int result = checkpoint_tensor(checkpoint, name, nag->vocab, nag->width, &tensor, error);
-    if (result != 0) return result;
-    float *values = malloc(nag->vocab * nag->width * sizeof *values);
-    if (!values) return error_set(error, FATHOM_NO_MEMORY, "no memory for tensor '%s'", name);
-    if ((result = tensor_to_f32(&tensor, values, error)) == 0) {
-        nag->head = nag->device->kernels->matrix_create(nag->device, values, DTYPE_F32, nag->vocab,
-                                                        nag->width, weights, error);
-        if (!nag->head) result = error->code;
-    }
-    free(values);
-    if (result == 0 && nag->head_kind == NAG_HEAD_RMSNORM) {
-        nag->final_gain = load_vector(nag, checkpoint, "model.norm.weight", nag->width, 0, error);
-        if (!nag->final_gain) result = error->code;
-    }
-    return result;
+    nag->head = weight_load_matrix(nag->device, checkpoint, "lm_head.weight", nag->vocab,
+                                   nag->width, weights, error);
+    if (!nag->head) return error->code;
+    if (nag->head_kind != NAG_HEAD_RMSNORM) return 0;
+    nag->final_gain =
+        weight_load_vector(nag->device, checkpoint, "model.norm.weight", nag->width, 0, error);
+    return nag->final_gain ? 0 : error->code;
 }
 
 static int create_state(struct nag *nag, enum dtype weights, struct error *error) {
@@ -228,7 +191,7 @@ static int nag_create(struct device *device, const struct checkpoint *checkpoint
     nag->head_kind = config->head;
     nag->gates = calloc(nag->sublayers, sizeof *nag->gates);
     int result = nag->gates ? 0 : error_set(error, FATHOM_NO_MEMORY, "no memory for the gates");
-    if (result == 0) result = load_table(nag, checkpoint, error);
+    if (result == 0) result = load_table(nag, checkpoint, weights, error);
     if (result == 0) result = load_head(nag, checkpoint, weights, error);
     for (size_t l = 0; result == 0 && l < nag->sublayers; l++) {
         result = load_gate(nag, checkpoint, l, config->directions, error);

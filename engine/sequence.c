@@ -15,8 +15,8 @@ static void *copy_array(const void *source, size_t count, size_t room, size_t el
     return copy;
 }
 
-int sequence_create(const struct engine_request *request, int32_t eos, struct sequence **out,
-                    struct error *error) {
+int sequence_create(const struct engine_request *request, const int32_t *eos, size_t eos_count,
+                    struct sequence **out, struct error *error) {
     struct sequence *sequence = calloc(1, sizeof *sequence);
     if (!sequence) return error_set(error, FATHOM_NO_MEMORY, "no memory for a request");
     size_t prompt = request->prompt_length, stops = request->stop_token_count;
@@ -24,7 +24,7 @@ int sequence_create(const struct engine_request *request, int32_t eos, struct se
     sequence->request = *request;
     sequence->request.cache_salt = NULL; /* the submitter's, and in prefix_root by now */
     sequence->tokens = copy_array(request->prompt, prompt, prompt + request->max_tokens, 4);
-    sequence->stop_tokens = copy_array(request->stop_tokens, stops, stops + 1, 4);
+    sequence->stop_tokens = copy_array(request->stop_tokens, stops, stops + eos_count, 4);
     sequence->bias = copy_array(request->sampling.bias, biases, biases, sizeof *sequence->bias);
     sequence->request.prompt = sequence->tokens;
     sequence->request.stop_tokens = sequence->stop_tokens;
@@ -40,8 +40,8 @@ int sequence_create(const struct engine_request *request, int32_t eos, struct se
         return error_set(error, FATHOM_NO_MEMORY, "no memory for a request of %zu + %zu tokens",
                          prompt, request->max_tokens);
     }
-    if (eos >= 0 && !request->ignore_eos) {
-        sequence->stop_tokens[sequence->request.stop_token_count++] = eos;
+    for (size_t i = 0; i < eos_count && !request->ignore_eos; i++) {
+        sequence->stop_tokens[sequence->request.stop_token_count++] = eos[i];
     }
     *out = sequence;
     return 0;

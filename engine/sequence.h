@@ -56,9 +56,9 @@ struct sequence {
     atomic_bool cancelled;            /* set by any thread, read by the engine thread */
 };
 
-/* Copies a request that request_check accepted. `eos` is -1 when the model has none. */
-int sequence_create(const struct engine_request *request, int32_t eos, struct sequence **sequence,
-                    struct error *error);
+/* Copies a request that request_check accepted. eos[eos_count]: the tokens that end a text. */
+int sequence_create(const struct engine_request *request, const int32_t *eos, size_t eos_count,
+                    struct sequence **sequence, struct error *error);
 void sequence_destroy(struct sequence *sequence); /* NULL is allowed */
 
 /* Appends a generated token; there must be room: sequence_is_full was false. */

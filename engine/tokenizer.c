@@ -157,7 +157,8 @@ bool tokenizer_adds_bos(const struct tokenizer *tokenizer) {
 int32_t model_start_token(const struct model_info *model, const struct tokenizer *tokenizer,
                           bool is_empty) {
     if (!is_empty && !tokenizer->adds_bos) return -1;
-    return model->bos >= 0 || !is_empty ? model->bos : model->eos;
+    if (model->bos >= 0 || !is_empty) return model->bos;
+    return model->eos_count ? model->eos[0] : -1;
 }
 
 int32_t tokenizer_bos(const struct tokenizer *tokenizer) {

@@ -137,12 +137,15 @@ static void on_loaded(uv_async_t *async) {
         size_format(info->weight_bytes, weights, sizeof weights), info->weights,
         size_format(server->settings->engine.kv_budget, budget, sizeof budget), info->device);
     const struct cost_model *cost = model_get_cost(server->model);
-    log_message(&server->log, LOG_INFO,
-                "a step of one row takes %.2f ms here, %.2f with all skipped; ridge at %zu rows; %s",
-                (cost->points[0].step_ns + cost->points[0].head_ns +
-                 (double)cost->blocks * (cost->points[0].attn_ns + cost->points[0].mlp_ns)) /
-                    1e6,
-                cost->points[0].step_ns / 1e6, cost->ridge, model_get_cost_note(server->model));
+    const struct cost_point *point = &cost->points[0];
+    double step_ns = point->step_ns + point->head_ns +
+                     (double)cost->blocks * (point->attn_ns + point->mlp_ns);
+    char skipped[48] = ""; /* where sub-layers can be */
+    if (point->step_ns > 0) {
+        snprintf(skipped, sizeof skipped, ", %.2f with all skipped", point->step_ns / 1e6);
+    }
+    log_message(&server->log, LOG_INFO, "a step of one row takes %.2f ms here%s; ridge at %zu rows; %s",
+                step_ns / 1e6, skipped, cost->ridge, model_get_cost_note(server->model));
     lifecycle->phase = PHASE_READY;
     log_announce(&server->log, "ready");
     service_notify(&server->service, "READY=1");

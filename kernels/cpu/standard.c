@@ -1,6 +1,6 @@
 /* Standard models: the state is one vector, to which every sub-layer adds; a norm is before each. */
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/number.h"
+#include "kernels/number.h"
 
 #include <math.h>
 
@@ -49,8 +49,8 @@ static void end_rows(void *context, size_t first, size_t last) {
     const struct standard_end_sublayer *end = loop->end;
     size_t width = end->norm.width;
     for (size_t row = first; row < last; row++) {
-        float squares = loop->primitives->add_squares(
-            buffer_f32(end->f) + row * width, buffer_f32(end->norm.x) + row * width, width);
+        float squares = loop->primitives->add_squares(buffer_f32(end->f) + row * width,
+                                                      buffer_f32(end->norm.x) + row * width, width);
         norm_row(loop->primitives, &end->norm, row, squares);
     }
 }

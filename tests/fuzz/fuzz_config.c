@@ -9,11 +9,17 @@
 static void check_config(const struct config *config) {
     check(config->vocab - 1 < (size_t)4 << 20 && config->context - 1 < (size_t)1 << 20);
     check(config->hidden - 1 < 32768 && config->blocks - 1 < 1024 && config->inner - 1 < 262144);
-    check(config->heads - 1 < 1024 && config->directions - 1 < 1024);
+    check(config->heads - 1 < 1024 && config->directions <= 1024);
+    check(config->is_standard == (config->directions == 0));
     check(config->head_size - 1 < 1024 && config->head_size % 2 == 0);
     check(config->kv_heads > 0 && config->heads % config->kv_heads == 0);
-    check(config->bos >= -1 && config->eos >= -1);
-    check(config->bos < (int64_t)config->vocab && config->eos < (int64_t)config->vocab);
+    check(config->bos >= -1 && config->bos < (int64_t)config->vocab && config->eos_count <= EOS_MAX);
+    for (size_t i = 0; i < config->eos_count; i++) {
+        check(config->eos[i] >= 0 && config->eos[i] < (int64_t)config->vocab);
+    }
+    const struct rope_scaling *scaling = &config->rope_scaling;
+    check(scaling->kind == ROPE_UNSCALED || scaling->factor >= 1);
+    check(scaling->kind != ROPE_LLAMA3 || scaling->high_factor > scaling->low_factor);
     check(config->rope_theta >= 1 && config->rope_theta <= 1e12);
     check(config->qk_scale >= 1e-6f && config->qk_scale <= 1e6f);
 }

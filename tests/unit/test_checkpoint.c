@@ -27,7 +27,9 @@ static void reads_every_key_of_config(void **state) {
     assert_true(config->rope_theta == 100000);
     assert_true(config->qk_scale == 1.25f);
     assert_int_equal(config->bos, 1);
-    assert_int_equal(config->eos, 2);
+    assert_int_equal(config->eos_count, 2);
+    assert_int_equal(config->eos[0], 2);
+    assert_int_equal(config->eos[1], 3);
     checkpoint_close(checkpoint);
 }
 
@@ -48,14 +50,14 @@ static void fills_in_defaults(void **state) {
     assert_true(config->rope_theta == 10000);
     assert_true(config->qk_scale == 1);
     assert_int_equal(config->bos, -1);
-    assert_int_equal(config->eos, -1);
+    assert_int_equal(config->eos_count, 0);
     checkpoint_close(checkpoint);
 }
 
 static void refuses_wrong_configs(void **state) {
     (void)state;
     static const struct edit edits[] = {
-        {"\"nag\"", "\"llama\"", FATHOM_UNSUPPORTED, "model_type is \"llama\"; \"nag\""},
+        {"\"nag\"", "\"mamba\"", FATHOM_UNSUPPORTED, "model_type is \"mamba\"; \"nag\""},
         {"\"nag\"", "7", FATHOM_INVALID, "model_type is 7"},
         {"\"nag\"", "null", FATHOM_INVALID, "model_type is missing"},
         {"\"vocab_size\"", "\"vocabsize\"", FATHOM_INVALID, "vocab_size is missing"},

@@ -198,7 +198,7 @@ static void test_stop_tokens_and_end_of_text(void **state) {
     static struct asked asked;
     static struct outcome free_run, outcome;
     struct model *model = open_model("with-tokenizer", 1, 32);
-    int32_t eos = model_get_info(model)->eos;
+    int32_t eos = model_get_info(model)->eos[0];
     struct engine *engine = open_engine(model, (struct engine_options){.body = BODY_AUTO});
     ask(&asked, model_get_info(model), 1, 9, 30);
     asked.request.sampling.temperature = 1;

@@ -26,7 +26,8 @@ static void test_sublayer(void **state) {
     for (size_t isa = 0; isa < ISA_COUNT; isa++) {
         struct bench bench;
         if (!bench_open(&bench, isa_names[isa], 2)) continue;
-        struct step_rows step = {.rows = ROWS, .token = bench_buffer(&bench, tokens, sizeof tokens)};
+        struct step_rows step = {.rows = ROWS,
+                                 .token = bench_buffer(&bench, tokens, sizeof tokens)};
         struct prenorm norm = {WIDTH, bench_floats(&bench, NULL, ROWS * WIDTH),
                                bench_floats(&bench, NULL, ROWS * WIDTH),
                                bench_floats(&bench, first, WIDTH), EPSILON};
@@ -73,7 +74,8 @@ static void test_bias(void **state) {
                                bench_floats(&bench, bias, WIDTH), ROWS - 1, WIDTH};
         bench.kernels->add_bias(bench.device, &add);
         bench_read(&bench, add.x, got, sizeof got);
-        for (size_t i = 0; i < (ROWS - 1) * WIDTH; i++) assert_true(got[i] == x[i] + bias[i % WIDTH]);
+        for (size_t i = 0; i < (ROWS - 1) * WIDTH; i++)
+            assert_true(got[i] == x[i] + bias[i % WIDTH]);
         assert_memory_equal(got + (ROWS - 1) * WIDTH, x + (ROWS - 1) * WIDTH, WIDTH * sizeof *got);
         bench_close(&bench);
     }

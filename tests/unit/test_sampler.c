@@ -33,7 +33,7 @@ static struct sequence *make_sequence(const struct engine_request *settings, siz
     request.prompt_length = prompt;
     request.max_tokens = generated + 1;
     struct sequence *sequence = NULL;
-    assert_int_equal(sequence_create(&request, -1, &sequence, NULL), 0);
+    assert_int_equal(sequence_create(&request, NULL, 0, &sequence, NULL), 0);
     for (size_t i = 0; i < generated; i++) {
         sequence_append(sequence, (int32_t)(2 * (i % (generated / 2 + 1))));
     }

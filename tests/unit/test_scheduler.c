@@ -28,7 +28,7 @@ static struct sequence *make_sequence(size_t prompt_length, size_t max_tokens, i
         .sampling = {.top_p = 1, .repetition_penalty = 1},
     };
     struct sequence *sequence = NULL;
-    assert_int_equal(sequence_create(&request, -1, &sequence, NULL), 0);
+    assert_int_equal(sequence_create(&request, NULL, 0, &sequence, NULL), 0);
     sequence->arrival = arrivals++;
     return sequence;
 }

@@ -52,7 +52,7 @@ static struct sequence *arrive(struct world *world, size_t prompt, size_t max_to
         .sampling = {.top_p = 1, .repetition_penalty = 1},
     };
     struct sequence *sequence = NULL;
-    assert_int_equal(sequence_create(&request, -1, &sequence, NULL), 0);
+    assert_int_equal(sequence_create(&request, NULL, 0, &sequence, NULL), 0);
     free(tokens);
     sequence->arrival = world->arrivals++;
     sequence->submitted_ns = (uint64_t)world->now;

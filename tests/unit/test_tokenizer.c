@@ -521,8 +521,8 @@ static void test_longest(void **state) {
 
 static void test_start_token(void **state) {
     (void)state;
-    const struct model_info both = {.bos = 7, .eos = 8}, end = {.bos = -1, .eos = 8},
-                            neither = {.bos = -1, .eos = -1};
+    const struct model_info both = {.bos = 7, .eos = {8}, .eos_count = 1},
+                            end = {.bos = -1, .eos = {8}, .eos_count = 1}, neither = {.bos = -1};
     struct tokenizer *silent = load("tiny"), *adds = load("split");
     assert_int_equal(model_start_token(&both, silent, false), -1);
     assert_int_equal(model_start_token(&both, silent, true), 7);

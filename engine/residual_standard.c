@@ -1,0 +1,226 @@
+/* The ordinary pre-norm residual: x + f, a norm with gain before every sub-layer and before the
+ * head. Nothing is decided: every row runs every sub-layer, whatever its tier. */
+#include "engine/residual.h"
+#include "engine/weight_load.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct standard {
+    struct residual residual;
+    struct device *device;
+    size_t width, vocab, sublayers, max_rows;
+    float epsilon;
+    enum dtype table_type;
+    struct buffer *table; /* [V, d] */
+    struct matrix *head;
+    struct buffer **gains;     /* [sublayers + 1] of [d]; the last is the final norm's */
+    struct buffer *x, *normed; /* f32 [rows, d] */
+    struct buffer *final;      /* [rows, d]: what the head reads */
+    struct row_list all;       /* 0..rows of the step - 1 */
+};
+
+static struct standard *as_standard(const struct residual *residual) {
+    return (struct standard *)(uintptr_t)residual;
+}
+
+/* ---- Loading --------------------------------------------------------------------------------- */
+
+static int load_weights(struct standard *standard, const struct checkpoint *checkpoint,
+                        enum dtype weights, struct error *error) {
+    static const char table[] = "model.embed_tokens.weight";
+    struct device *device = standard->device;
+    size_t width = standard->width, vocab = standard->vocab;
+    standard->table = weight_load_table(device, checkpoint, table, vocab, width, weights,
+                                        &standard->table_type, error);
+    if (!standard->table) return error->code;
+    const char *head = checkpoint_config(checkpoint)->tied_head ? table : "lm_head.weight";
+    standard->head = weight_load_matrix(device, checkpoint, head, vocab, width, weights, error);
+    return standard->head ? 0 : error->code;
+}
+
+static int load_gains(struct standard *standard, const struct checkpoint *checkpoint,
+                      struct error *error) {
+    standard->gains = calloc(standard->sublayers + 1, sizeof *standard->gains);
+    if (!standard->gains) return error_set(error, FATHOM_NO_MEMORY, "no memory for the norms");
+    for (size_t l = 0; l <= standard->sublayers; l++) {
+        char name[80];
+        snprintf(name, sizeof name, "model.layers.%zu.%s_layernorm.weight", l / 2,
+                 l % 2 ? "post_attention" : "input");
+        if (l == standard->sublayers) snprintf(name, sizeof name, "model.norm.weight");
+        standard->gains[l] =
+            weight_load_vector(standard->device, checkpoint, name, standard->width, 0, error);
+        if (!standard->gains[l]) return error->code;
+    }
+    return 0;
+}
+
+static int create_state(struct standard *standard, struct error *error) {
+    const struct kernels *kernels = standard->device->kernels;
+    struct device *device = standard->device;
+    size_t rows = standard->max_rows, bytes = rows * standard->width * sizeof(float);
+    standard->x = kernels->buffer_create(device, bytes, error);
+    if (!standard->x) return error->code;
+    standard->normed = kernels->buffer_create(device, bytes, error);
+    if (!standard->normed) return error->code;
+    standard->final = kernels->activation_create(device, rows, standard->width, error);
+    if (!standard->final) return error->code;
+    standard->all.count = kernels->buffer_create(device, sizeof(int32_t), error);
+    if (!standard->all.count) return error->code;
+    standard->all.indices = kernels->buffer_create(device, rows * sizeof(int32_t), error);
+    if (!standard->all.indices) return error->code;
+    for (int32_t row = 0; (size_t)row < rows; row++) {
+        kernels->write(device, standard->all.indices, (size_t)row * sizeof row, &row, sizeof row);
+    }
+    return 0;
+}
+
+static void standard_destroy(struct residual *residual) {
+    if (!residual) return;
+    struct standard *standard = as_standard(residual);
+    const struct kernels *kernels = standard->device->kernels;
+    struct buffer *buffers[] = {standard->table, standard->x,           standard->normed,
+                                standard->final, standard->all.indices, standard->all.count};
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
+        kernels->buffer_destroy(standard->device, buffers[i]);
+    for (size_t l = 0; standard->gains && l <= standard->sublayers; l++)
+        kernels->buffer_destroy(standard->device, standard->gains[l]);
+    kernels->matrix_destroy(standard->device, standard->head);
+    free(standard->gains);
+    free(standard);
+}
+
+static int standard_create(struct device *device, const struct checkpoint *checkpoint,
+                           size_t max_rows, enum dtype weights, struct residual **residual,
+                           struct error *error) {
+    const struct config *config = checkpoint_config(checkpoint);
+    if (!device->kernels->standard_begin) {
+        return error_set(error, FATHOM_UNSUPPORTED,
+                         "%s runs NAG models only; use --device cpu for this one",
+                         device->description);
+    }
+    struct standard *standard = calloc(1, sizeof *standard);
+    if (!standard) return error_set(error, FATHOM_NO_MEMORY, "no memory for the residual");
+    standard->residual.kind = &residual_standard;
+    standard->device = device;
+    standard->width = config->hidden;
+    standard->vocab = config->vocab;
+    standard->sublayers = 2 * config->blocks;
+    standard->max_rows = max_rows;
+    standard->epsilon = config->norm_epsilon;
+    int result = load_weights(standard, checkpoint, weights, error);
+    if (result == 0) result = load_gains(standard, checkpoint, error);
+    if (result == 0) result = create_state(standard, error);
+    if (result != 0) {
+        standard_destroy(&standard->residual);
+        return result;
+    }
+    *residual = &standard->residual;
+    return 0;
+}
+
+/* ---- A step ---------------------------------------------------------------------------------- */
+
+/* The norm before sub-layer `l`; there is none behind the last, since only rows whose logits are
+ * wanted need the final one. */
+static struct prenorm norm_before(const struct standard *standard, size_t l) {
+    return (struct prenorm){
+        .width = standard->width,
+        .x = standard->x,
+        .y = standard->normed,
+        .gain = l < standard->sublayers ? standard->gains[l] : NULL,
+        .epsilon = standard->epsilon,
+    };
+}
+
+static void standard_begin_token(struct residual *residual, const struct step_rows *step) {
+    struct standard *standard = as_standard(residual);
+    const struct kernels *kernels = standard->device->kernels;
+    int32_t rows = (int32_t)step->rows;
+    kernels->write(standard->device, standard->all.count, 0, &rows, sizeof rows);
+    struct standard_begin begin = {
+        .step = step,
+        .table = standard->table,
+        .table_type = standard->table_type,
+        .norm = norm_before(standard, 0),
+    };
+    kernels->standard_begin(standard->device, &begin);
+}
+
+static const struct buffer *standard_input(const struct residual *residual) {
+    return as_standard(residual)->normed;
+}
+
+static const struct row_list *standard_decide(const struct residual *residual) {
+    return &as_standard(residual)->all;
+}
+
+/* Every row runs, so f is the same packed or not. */
+static void standard_end(struct residual *residual, const struct step_rows *step, size_t sublayer,
+                         const struct buffer *f, bool packed) {
+    (void)packed;
+    struct standard *standard = as_standard(residual);
+    struct standard_end_sublayer end = {
+        .step = step, .f = f, .norm = norm_before(standard, sublayer + 1)};
+    standard->device->kernels->standard_end_sublayer(standard->device, &end);
+}
+
+static void standard_finish(struct residual *residual, const struct step_rows *step,
+                            const struct row_list *wanted, struct buffer *logits) {
+    (void)step;
+    struct standard *standard = as_standard(residual);
+    const struct kernels *kernels = standard->device->kernels;
+    struct rmsnorm norm = {standard->x,     standard->gains[standard->sublayers],
+                           standard->final, wanted,
+                           standard->width, standard->epsilon};
+    kernels->rmsnorm(standard->device, &norm);
+    struct matmul head = {.x = standard->final,
+                          .w = standard->head,
+                          .y = logits,
+                          .rows = kernels->row_count(standard->device, wanted)};
+    kernels->matmul(standard->device, &head);
+}
+
+/* A mix of 1 is what a gate gives that skips at no threshold below it; there is no log-norm. */
+static void standard_read_decisions(struct residual *residual, size_t rows, uint8_t *run,
+                                    float *mix, float *log_norm) {
+    const struct standard *standard = as_standard(residual);
+    for (size_t l = 0; l < standard->sublayers; l++) {
+        memset(run + l * standard->max_rows, 1, rows);
+        for (size_t row = 0; row < rows; row++) mix[l * standard->max_rows + row] = 1;
+    }
+    memset(log_norm, 0, rows * sizeof *log_norm);
+}
+
+/* ---- Sizes ----------------------------------------------------------------------------------- */
+
+static size_t standard_weight_bytes(const struct residual *residual) {
+    const struct standard *standard = as_standard(residual);
+    const struct kernels *kernels = standard->device->kernels;
+    size_t bytes = kernels->buffer_bytes(standard->table) + kernels->matrix_bytes(standard->head);
+    for (size_t l = 0; l <= standard->sublayers; l++)
+        bytes += kernels->buffer_bytes(standard->gains[l]);
+    return bytes;
+}
+
+static size_t standard_scratch_bytes(const struct residual *residual) {
+    const struct standard *standard = as_standard(residual);
+    const struct kernels *kernels = standard->device->kernels;
+    return kernels->buffer_bytes(standard->x) + kernels->buffer_bytes(standard->normed) +
+           kernels->buffer_bytes(standard->final);
+}
+
+const struct residual_kind residual_standard = {
+    .name = "standard",
+    .create = standard_create,
+    .destroy = standard_destroy,
+    .begin_token = standard_begin_token,
+    .input = standard_input,
+    .decide = standard_decide,
+    .end_sublayer = standard_end,
+    .finish = standard_finish,
+    .read_decisions = standard_read_decisions,
+    .weight_bytes = standard_weight_bytes,
+    .scratch_bytes = standard_scratch_bytes,
+};
