@@ -32,7 +32,8 @@ static inline void make_context(void) {
     struct tokenizer *tokenizer; /* lives as long as the process */
     check(tokenizer_load(FATHOM_SOURCE "/models/fathom-tiny", &tokenizer, NULL) == 0);
     model.bos = tokenizer_bos(tokenizer);
-    model.eos = tokenizer_eos(tokenizer);
+    model.eos[0] = tokenizer_eos(tokenizer);
+    model.eos_count = model.eos[0] >= 0;
     context.tokenizer = tokenizer;
 }
 
@@ -198,7 +199,7 @@ static inline void play(struct completion *completion, size_t choice, const uint
         for (int32_t top = 0; top < event.top_count; top++) {
             event.top[top] = (struct token_logprob){top * 7, top < 3 ? -(float)top : -INFINITY};
         }
-        event.is_stop = !is_prompt && event.token == model.eos && !told.ignore_eos;
+        event.is_stop = !is_prompt && event.token == model.eos[0] && !told.ignore_eos;
         unsigned flags = completion_push(completion, choice, &event);
         check(!(flags & (PUSH_FAILED | PUSH_DONE)) && !(is_cancelled && flags));
         is_cancelled |= (flags & PUSH_CANCEL) != 0;

@@ -61,7 +61,8 @@ static inline int test_api_setup(void **state) {
     }
     test_context.tokenizer = tokenizer;
     test_model.bos = tokenizer_bos(tokenizer);
-    test_model.eos = tokenizer_eos(tokenizer);
+    test_model.eos[0] = tokenizer_eos(tokenizer);
+    test_model.eos_count = test_model.eos[0] >= 0;
     return 0;
 }
 
