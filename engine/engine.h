@@ -128,7 +128,7 @@ struct token_list {
     size_t count, capacity;
 };
 
-/* Loads tokenizer.json (byte-level BPE) and, if there, tokenizer_config.json from a folder. */
+/* Loads tokenizer.json (BPE over bytes, or over pieces with byte_fallback) and, if there, tokenizer_config.json from a folder. */
 int tokenizer_load(const char *folder, struct tokenizer **tokenizer, struct error *error);
 void tokenizer_destroy(struct tokenizer *tokenizer); /* NULL is allowed */
 
@@ -153,6 +153,8 @@ size_t tokenizer_size(const struct tokenizer *tokenizer); /* ids are below this 
 size_t tokenizer_longest(const struct tokenizer *tokenizer);
 int32_t tokenizer_find(const struct tokenizer *tokenizer,
                        const char *text); /* id of a token as written, or -1 */
+/* A space at the start of what a whole text's tokens stand for was put there by encoding. */
+bool tokenizer_strips_space(const struct tokenizer *tokenizer);
 bool tokenizer_adds_bos(
     const struct tokenizer *tokenizer); /* add_bos_token of tokenizer_config.json */
 /* -1 if there is none. From tokenizer_config.json; the model's config.json is the fallback. */

@@ -29,14 +29,39 @@ static int encode_pretoken(struct encoding *encoding, const char *bytes, size_t 
     if (whole >= 0 && (tokenizer->vocabulary.flags[whole] & TOKEN_WHOLE)) {
         return push_token(encoding, whole);
     }
-    return merge_encode(&tokenizer->merges, tokenizer->byte_tokens, bytes, length, encoding->out,
-                        encoding->error);
+    return merge_encode(tokenizer, bytes, length, encoding->out, encoding->error);
 }
 
-/* Text without added tokens. `prefix`: a prefix space may be put before it. */
-static int encode_words(struct encoding *encoding, const char *text, size_t length, bool prefix) {
+/* Where a stretch of text stands: behind bytes that are no text, behind an added token, or first. */
+enum place { PLACE_INSIDE, PLACE_BEHIND, PLACE_FIRST };
+
+static int encode_pieces(struct encoding *encoding, const char *text, size_t length,
+                         enum place place) {
+    const struct piece_rules *rules = &encoding->tokenizer->pieces;
+    bool prefix = text[0] != ' ' &&
+                  ((rules->space == PREFIX_ALWAYS && place != PLACE_INSIDE) ||
+                   (rules->space == PREFIX_FIRST && place == PLACE_FIRST));
+    if (prefix) {
+        int result = piece_text(text, length, true, &encoding->prefixed, encoding->error);
+        if (result != 0) return result;
+        text = encoding->prefixed.bytes;
+        length = encoding->prefixed.length;
+    }
+    int result = 0;
+    for (size_t at = 0; at < length && result == 0;) {
+        size_t word = rules->splits_words ? piece_word(text + at, length - at) : length;
+        result = encode_pretoken(encoding, text + at, word);
+        at += word;
+    }
+    return result;
+}
+
+/* Text without added tokens. */
+static int encode_words(struct encoding *encoding, const char *text, size_t length,
+                        enum place place) {
     const struct pretokenizer *pretokenizer = encoding->tokenizer->pretokenizer;
-    if (prefix && text[0] != ' ' && pretokenizer_adds_prefix_space(pretokenizer)) {
+    if (encoding->tokenizer->has_pieces) return encode_pieces(encoding, text, length, place);
+    if (place != PLACE_INSIDE && text[0] != ' ' && pretokenizer_adds_prefix_space(pretokenizer)) {
         struct byte_buffer *prefixed = &encoding->prefixed;
         prefixed->length = 0;
         int result = byte_buffer_reserve(prefixed, length + 1, encoding->error);
@@ -55,34 +80,42 @@ static int encode_words(struct encoding *encoding, const char *text, size_t leng
     return result;
 }
 
-typedef int encode_part(struct encoding *encoding, const char *text, size_t length, bool prefix);
+typedef int encode_part(struct encoding *encoding, const char *text, size_t length,
+                        enum place place);
 
 /* Cuts out the matcher's added tokens; what is between them (never empty) goes to `part`. */
 static int encode_between(struct encoding *encoding, const struct added_matcher *matcher,
-                          const char *text, size_t length, bool prefix, encode_part *part) {
+                          const char *text, size_t length, enum place place, encode_part *part) {
     size_t at = 0;
     int result = 0;
     while (at < length && result == 0) {
         struct added_match match = {length, length, -1};
         bool found = added_matcher_find(matcher, text, length, at, encoding->parse_special, &match);
-        if (match.start > at) result = part(encoding, text + at, match.start - at, prefix);
+        if (match.start > at) result = part(encoding, text + at, match.start - at, place);
         if (found && result == 0) result = push_token(encoding, match.id);
         at = match.end;
-        prefix = true;
+        place = PLACE_BEHIND;
     }
     return result;
 }
 
 static int encode_normalized(struct encoding *encoding, const char *text, size_t length,
-                             bool prefix) {
+                             enum place place) {
     const struct tokenizer *tokenizer = encoding->tokenizer;
+    bool prepends = tokenizer->pieces.prepends && place != PLACE_INSIDE;
+    if (prepends || (tokenizer->has_pieces && piece_needs_text(text, length))) {
+        int result = piece_text(text, length, prepends, &encoding->normalized, encoding->error);
+        if (result != 0) return result;
+        text = encoding->normalized.bytes;
+        length = encoding->normalized.length;
+    }
     if (tokenizer->normalizes && !text_is_surely_nfc(text, length)) {
         int result = text_normalize_nfc(text, length, &encoding->normalized, encoding->error);
         if (result != 0) return result;
         text = encoding->normalized.bytes;
         length = encoding->normalized.length;
     }
-    return encode_between(encoding, &tokenizer->normalized_added, text, length, prefix,
+    return encode_between(encoding, &tokenizer->normalized_added, text, length, place,
                           encode_words);
 }
 
@@ -93,8 +126,8 @@ static int encode_bytes(struct encoding *encoding, const char *text, size_t leng
     int result = 0;
     for (size_t at = 0; at < length && result == 0;) {
         size_t valid = utf8_valid_prefix(text + at, length - at);
-        result = encode_between(encoding, &tokenizer->raw_added, text + at, valid, at == 0,
-                                encode_normalized);
+        result = encode_between(encoding, &tokenizer->raw_added, text + at, valid,
+                                at == 0 ? PLACE_FIRST : PLACE_INSIDE, encode_normalized);
         at += valid;
         if (result == 0 && at < length) {
             result = push_token(encoding, tokenizer->byte_tokens[(unsigned char)text[at++]]);
@@ -148,6 +181,10 @@ int32_t tokenizer_find(const struct tokenizer *tokenizer, const char *text) {
         if (length == text_length && memcmp(bytes, text, length) == 0) return (int32_t)id;
     }
     return vocabulary_find(vocabulary, text, text_length);
+}
+
+bool tokenizer_strips_space(const struct tokenizer *tokenizer) {
+    return tokenizer->pieces.strips;
 }
 
 bool tokenizer_adds_bos(const struct tokenizer *tokenizer) {

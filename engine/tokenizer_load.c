@@ -5,16 +5,21 @@
 #include <string.h>
 #include <sys/random.h>
 
-static int load_tokenizer(struct tokenizer *tokenizer, const json_t *json, struct error *error);
+static int load_tokenizer(struct tokenizer *tokenizer, const json_t *json, const float *scores,
+                          size_t score_count, struct error *error);
 
 /* NFC composes at most 7 bytes to 2 (U+1FBE U+0308 U+0301 to U+0390): a factor below 4. */
 #define NFC_SHRINKS_MAX 4
+/* The three bytes of U+2581 are taken for a space. */
+#define PIECE_SHRINKS_MAX 3
+/* Bytes of a piece that merges can make; bounds the pairs of a file with scores. */
+#define PIECE_LENGTH_MAX 256
 
 static size_t find_longest(const struct tokenizer *tokenizer) {
     const struct vocabulary *vocabulary = &tokenizer->vocabulary;
     if (added_matcher_takes_space(&tokenizer->raw_added) ||
         added_matcher_takes_space(&tokenizer->normalized_added) ||
-        pretokenizer_removes(tokenizer->pretokenizer)) {
+        (tokenizer->pretokenizer && pretokenizer_removes(tokenizer->pretokenizer))) {
         return SIZE_MAX;
     }
     size_t longest = 1;
@@ -22,17 +27,30 @@ static size_t find_longest(const struct tokenizer *tokenizer) {
         size_t length = vocabulary->offsets[id + 1] - vocabulary->offsets[id];
         if (length > longest) longest = length;
     }
+    if (tokenizer->has_pieces) return PIECE_SHRINKS_MAX * longest;
     return tokenizer->normalizes ? NFC_SHRINKS_MAX * longest : longest;
+}
+
+int tokenizer_create(const json_t *json, const float *scores, size_t count,
+                     struct tokenizer **tokenizer, struct error *error) {
+    struct tokenizer *loaded = calloc(1, sizeof *loaded);
+    if (!loaded) return error_set(error, FATHOM_NO_MEMORY, "no memory for the tokenizer");
+    int result = load_tokenizer(loaded, json, scores, count, error);
+    if (result != 0) {
+        tokenizer_destroy(loaded);
+        return result;
+    }
+    loaded->longest = find_longest(loaded);
+    *tokenizer = loaded;
+    return 0;
 }
 
 int tokenizer_load(const char *folder, struct tokenizer **tokenizer, struct error *error) {
     json_t *json = NULL;
     int result = tokenizer_load_json(folder, "tokenizer.json", &json, error);
     if (result != 0) return result;
-    struct tokenizer *loaded = calloc(1, sizeof *loaded);
-    if (!loaded) {
-        result = error_set(error, FATHOM_NO_MEMORY, "no memory for the tokenizer");
-    } else if ((result = load_tokenizer(loaded, json, error)) != 0) {
+    struct tokenizer *loaded = NULL;
+    if ((result = tokenizer_create(json, NULL, 0, &loaded, error)) != 0) {
         error_prefix(error, "tokenizer.json");
     } else {
         result = tokenizer_load_config(loaded, folder, error);
@@ -42,7 +60,6 @@ int tokenizer_load(const char *folder, struct tokenizer **tokenizer, struct erro
         tokenizer_destroy(loaded);
         return result;
     }
-    loaded->longest = find_longest(loaded);
     *tokenizer = loaded;
     return 0;
 }
@@ -99,6 +116,8 @@ static bool name_to_bytes(const int16_t byte_of[BYTE_CHARACTERS], const char *na
 struct loading {
     struct tokenizer *tokenizer;
     const json_t *vocab, *merges, *added;
+    const float *scores; /* [score_count], in place of merges; NULL: none */
+    size_t score_count;
     const char **names; /* by id, as model.vocab or added_tokens write them; owned by the JSON */
     size_t longest;     /* bytes of the longest name */
     int16_t byte_of[BYTE_CHARACTERS];
@@ -181,6 +200,15 @@ static int collect_names(struct loading *loading) {
     return 0;
 }
 
+static bool token_bytes(const struct loading *loading, const char *name, size_t length, char *out,
+                        size_t *out_length) {
+    if (!loading->tokenizer->has_pieces) {
+        return name_to_bytes(loading->byte_of, name, length, out, out_length);
+    }
+    *out_length = piece_bytes(name, length, out);
+    return true;
+}
+
 /* Writes the bytes of all tokens into the pool and indexes those that merges can name. */
 static int fill_vocabulary(struct loading *loading) {
     struct vocabulary *vocabulary = &loading->tokenizer->vocabulary;
@@ -201,7 +229,15 @@ static int fill_vocabulary(struct loading *loading) {
         const char *name = loading->names[id] ? loading->names[id] : "";
         size_t name_length = strlen(name), length = 0;
         char *out = vocabulary->pool + at;
-        bool named = name_to_bytes(loading->byte_of, name, name_length, out, &length);
+        unsigned char byte;
+        if (loading->tokenizer->has_pieces && !(vocabulary->flags[id] & TOKEN_ADDED) &&
+            piece_is_byte(name, name_length, &byte)) {
+            out[0] = (char)byte; /* reached by its byte alone: never merged, so not indexed */
+            loading->tokenizer->byte_tokens[byte] = (int32_t)id;
+            vocabulary->offsets[id + 1] = ++at;
+            continue;
+        }
+        bool named = token_bytes(loading, name, name_length, out, &length);
         /* An added token is what it is written as, also where that could stand for bytes. */
         bool literal = !named || (vocabulary->flags[id] & TOKEN_ADDED);
         bool same = named && length == name_length && memcmp(out, name, length) == 0;
@@ -213,6 +249,8 @@ static int fill_vocabulary(struct loading *loading) {
         vocabulary->offsets[id + 1] = at;
         bool ordinary =
             !(vocabulary->flags[id] & TOKEN_ADDED) || json_object_get(loading->vocab, name);
+        /* In a text of pieces every space is a marked one. */
+        if (loading->tokenizer->has_pieces && strchr(name, ' ')) ordinary = false;
         if (length > 0 && ordinary && (same || !literal)) vocabulary_index(vocabulary, (int32_t)id);
     }
     return result;
@@ -221,7 +259,9 @@ static int fill_vocabulary(struct loading *loading) {
 static int find_byte_tokens(struct loading *loading) {
     for (int byte = 0; byte < 256; byte++) {
         char text = (char)byte;
-        int32_t id = vocabulary_find(&loading->tokenizer->vocabulary, &text, 1);
+        int32_t id = loading->tokenizer->has_pieces
+                         ? loading->tokenizer->byte_tokens[byte]
+                         : vocabulary_find(&loading->tokenizer->vocabulary, &text, 1);
         if (id < 0) {
             return error_set(loading->error, FATHOM_UNSUPPORTED,
                              "the vocabulary has no token for byte 0x%02X", (unsigned)byte);
@@ -267,8 +307,7 @@ static int load_merge(struct loading *loading, size_t rank, char *bytes) {
     for (size_t i = 0; i < 2; i++) {
         size_t part_length;
         bool known = name_lengths[i] <= loading->longest &&
-                     name_to_bytes(loading->byte_of, names[i], name_lengths[i], bytes + length,
-                                   &part_length);
+                     token_bytes(loading, names[i], name_lengths[i], bytes + length, &part_length);
         if (known) parts[i] = vocabulary_find(vocabulary, bytes + length, part_length);
         if (parts[i] < 0) break;
         length += part_length;
@@ -284,8 +323,58 @@ static int load_merge(struct loading *loading, size_t rank, char *bytes) {
     return 0;
 }
 
+/* Tokens by falling score, then by id. */
+static int compare_scores(const void *a, const void *b, void *context) {
+    const float *scores = context;
+    int32_t one = *(const int32_t *)a, two = *(const int32_t *)b;
+    if (scores[one] != scores[two]) return scores[one] > scores[two] ? -1 : 1;
+    return (one > two) - (one < two);
+}
+
+/* Every pair of tokens that makes up `id`; all have its rank. Only counts them with `add` false. */
+static size_t score_pairs(struct loading *loading, int32_t id, uint32_t rank, bool add) {
+    const struct vocabulary *vocabulary = &loading->tokenizer->vocabulary;
+    size_t length, pairs = 0;
+    const char *bytes = vocabulary_bytes(vocabulary, id, &length);
+    if (vocabulary_find(vocabulary, bytes, length) != id || length > PIECE_LENGTH_MAX) return 0;
+    for (size_t at = 1; at < length; at++) {
+        if (((unsigned char)bytes[at] & 0xC0) == 0x80) continue; /* inside a character */
+        int32_t left = vocabulary_find(vocabulary, bytes, at);
+        int32_t right = vocabulary_find(vocabulary, bytes + at, length - at);
+        if (left < 0 || right < 0) continue;
+        if (add) merge_table_add(&loading->tokenizer->merges, left, right, rank, id);
+        pairs++;
+    }
+    return pairs;
+}
+
+static int load_scores(struct loading *loading) {
+    struct tokenizer *tokenizer = loading->tokenizer;
+    size_t size = tokenizer->vocabulary.size, count = size;
+    int32_t *order = malloc((size + 1) * sizeof *order);
+    if (!order) return error_set(loading->error, FATHOM_NO_MEMORY, "no memory for the merges");
+    if (loading->score_count < size) {
+        free(order);
+        return error_set(loading->error, FATHOM_INVALID, "%zu scores for %zu tokens",
+                         loading->score_count, size);
+    }
+    for (size_t id = 0; id < size; id++) {
+        order[id] = (int32_t)id;
+        count += score_pairs(loading, (int32_t)id, 0, false);
+    }
+    qsort_r(order, size, sizeof *order, compare_scores, (void *)(uintptr_t)loading->scores);
+    int result =
+        merge_table_create(&tokenizer->merges, count, tokenizer->vocabulary.seed, loading->error);
+    for (size_t rank = 0; rank < size && result == 0; rank++) {
+        score_pairs(loading, order[rank], (uint32_t)rank, true);
+    }
+    free(order);
+    return result;
+}
+
 static int load_merges(struct loading *loading) {
     struct tokenizer *tokenizer = loading->tokenizer;
+    if (loading->scores) return load_scores(loading);
     size_t count = json_array_size(loading->merges);
     if (count > TOKENIZER_MERGES_MAX) {
         return error_set(loading->error, FATHOM_INVALID, "%zu merges; the limit is %zu", count,
@@ -316,8 +405,7 @@ static int mark_whole_tokens(struct loading *loading, bool ignore_merges) {
         if (length == 0 || (tokenizer->vocabulary.flags[i] & TOKEN_SPECIAL)) continue;
         merged.count = 0;
         if (!ignore_merges) {
-            result = merge_encode(&tokenizer->merges, tokenizer->byte_tokens, bytes, length,
-                                  &merged, loading->error);
+            result = merge_encode(tokenizer, bytes, length, &merged, loading->error);
         }
         bool whole = ignore_merges || (merged.count == 1 && merged.ids[0] == id);
         if (result == 0 && whole) tokenizer->vocabulary.flags[i] |= TOKEN_WHOLE;
@@ -355,6 +443,16 @@ static int load_added_token(struct loading *loading, const json_t *description) 
     const char *text = added_content(description);
     if (!normalized) {
         return added_matcher_add(&tokenizer->raw_added, text, strlen(text), &token, error);
+    }
+    if (tokenizer->has_pieces) {
+        struct byte_buffer piece = {0};
+        result = piece_text(text, strlen(text), tokenizer->pieces.prepends, &piece, error);
+        if (result == 0) {
+            result = added_matcher_add(&tokenizer->normalized_added, piece.bytes, piece.length,
+                                       &token, error);
+        }
+        free(piece.bytes);
+        return result;
     }
     if (!tokenizer->normalizes) {
         return added_matcher_add(&tokenizer->normalized_added, text, strlen(text), &token, error);
@@ -479,7 +577,7 @@ static int load_model(struct loading *loading, const json_t *json) {
     if (result == 0) result = fill_vocabulary(loading);
     if (result == 0) result = find_byte_tokens(loading);
     if (result == 0) result = load_merges(loading);
-    if (result == 0) {
+    if (result == 0 && !tokenizer->has_pieces) {
         result = load_normalizer(tokenizer, json_object_get(json, "normalizer"), loading->error);
     }
     if (result == 0) result = load_added_tokens(loading);
@@ -487,7 +585,8 @@ static int load_model(struct loading *loading, const json_t *json) {
     return result;
 }
 
-static int load_tokenizer(struct tokenizer *tokenizer, const json_t *json, struct error *error) {
+static int load_tokenizer(struct tokenizer *tokenizer, const json_t *json, const float *scores,
+                          size_t score_count, struct error *error) {
     const json_t *model = json_object_get(json, "model"),
                  *added = json_object_get(json, "added_tokens");
     tokenizer->bos = tokenizer->eos = -1;
@@ -499,16 +598,25 @@ static int load_tokenizer(struct tokenizer *tokenizer, const json_t *json, struc
     }
     int result = check_model(model, error);
     if (result == 0) {
+        result = json_read_flag(model, "byte_fallback", false, &tokenizer->has_pieces, error);
+    }
+    if (result != 0) return result;
+    for (size_t i = 0; i < 256; i++) tokenizer->byte_tokens[i] = -1;
+    if (tokenizer->has_pieces) {
+        result = piece_rules_read(&tokenizer->pieces, json, error);
+    } else {
         result = pretokenizer_create(json_object_get(json, "pre_tokenizer"),
                                      &tokenizer->pretokenizer, error);
+        if (result == 0) result = load_decoder(json_object_get(json, "decoder"), error);
     }
-    if (result == 0) result = load_decoder(json_object_get(json, "decoder"), error);
     if (result != 0) return result;
     struct loading loading = {
         .tokenizer = tokenizer,
         .vocab = json_object_get(model, "vocab"),
         .merges = json_object_get(model, "merges"),
         .added = added,
+        .scores = scores,
+        .score_count = score_count,
         .error = error,
     };
     fill_byte_characters(loading.byte_of);

@@ -169,23 +169,21 @@ static void merge_linked(const struct merge_table *table, struct merge_node *nod
     }
 }
 
-static int merge_long(const struct merge_table *table, const int32_t *byte_tokens,
-                      const unsigned char *bytes, size_t length, struct token_list *out,
+static int merge_long(const struct merge_table *table, int32_t *ids, size_t *count,
                       struct error *error) {
+    size_t length = *count;
     struct merge_node *nodes = malloc(length * sizeof *nodes);
     struct merge_heap heap = {malloc(2 * length * sizeof *heap.entries), 0};
     int result = 0;
     if (!nodes || !heap.entries) {
-        result =
-            error_set(error, FATHOM_NO_MEMORY, "no memory to tokenize a word of %zu bytes", length);
+        result = error_set(error, FATHOM_NO_MEMORY, "no memory to tokenize a word of %zu parts",
+                           length);
     } else {
         for (size_t i = 0; i < length; i++) {
             bool last = i + 1 == length;
             nodes[i] = (struct merge_node){
-                .id = byte_tokens[bytes[i]],
-                .rank = last ? MERGE_NONE
-                             : merge_table_rank(table, byte_tokens[bytes[i]],
-                                                byte_tokens[bytes[i + 1]]),
+                .id = ids[i],
+                .rank = last ? MERGE_NONE : merge_table_rank(table, ids[i], ids[i + 1]),
                 .previous = i ? (uint32_t)(i - 1) : LINK_END,
                 .next = last ? LINK_END : (uint32_t)(i + 1),
             };
@@ -195,26 +193,39 @@ static int merge_long(const struct merge_table *table, const int32_t *byte_token
         }
         for (size_t i = heap.count / 2; i-- > 0;) heap_sink(&heap, i);
         merge_linked(table, nodes, &heap);
-        for (uint32_t i = 0; i != LINK_END && result == 0; i = nodes[i].next) {
-            result = token_list_reserve(out, 1, error);
-            if (result == 0) out->ids[out->count++] = nodes[i].id;
-        }
+        *count = 0;
+        for (uint32_t i = 0; i != LINK_END; i = nodes[i].next) ids[(*count)++] = nodes[i].id;
     }
     free(nodes);
     free(heap.entries);
     return result;
 }
 
-int merge_encode(const struct merge_table *table, const int32_t *byte_tokens, const char *bytes,
-                 size_t length, struct token_list *out, struct error *error) {
+int merge_tokens(const struct merge_table *table, struct token_list *list, size_t first,
+                 struct error *error) {
+    int32_t *ids = list->ids + first;
+    size_t count = list->count - first;
+    int result = 0;
+    if (count > MERGE_SHORT_MAX) {
+        result = merge_long(table, ids, &count, error);
+    } else {
+        count = merge_short(table, ids, count);
+    }
+    list->count = first + count;
+    return result;
+}
+
+int merge_encode(const struct tokenizer *tokenizer, const char *bytes, size_t length,
+                 struct token_list *out, struct error *error) {
     const unsigned char *byte = (const unsigned char *)bytes;
-    if (length > MERGE_SHORT_MAX) return merge_long(table, byte_tokens, byte, length, out, error);
-    int32_t ids[MERGE_SHORT_MAX];
-    for (size_t i = 0; i < length; i++) ids[i] = byte_tokens[byte[i]];
-    size_t count = merge_short(table, ids, length);
-    int result = token_list_reserve(out, count, error);
-    if (result != 0) return result;
-    memcpy(out->ids + out->count, ids, count * sizeof *ids);
-    out->count += count;
-    return 0;
+    size_t first = out->count;
+    int result;
+    if (tokenizer->has_pieces) {
+        result = piece_start(tokenizer, bytes, length, out, error);
+    } else if ((result = token_list_reserve(out, length, error)) == 0) {
+        for (size_t i = 0; i < length; i++) {
+            out->ids[out->count++] = tokenizer->byte_tokens[byte[i]];
+        }
+    }
+    return result ? result : merge_tokens(&tokenizer->merges, out, first, error);
 }

@@ -20,6 +20,8 @@
 #define TOKENIZER_MERGES_MAX ((size_t)4 << 20)
 #define TOKENIZER_TEXT_MAX   ((size_t)1 << 30) /* positions in a text fit 32 bits */
 
+struct tokenizer;
+
 /* ---- Vocabulary (tokenizer_vocabulary.c) ----------------------------------------------------- */
 
 enum token_flag {
@@ -70,10 +72,14 @@ void merge_table_add(struct merge_table *table, int32_t left, int32_t right, uin
                      int32_t result);
 void merge_table_clear(struct merge_table *table);
 
-/* Appends the tokens of one pre-token: repeatedly the pair of lowest rank, leftmost first, is
- * merged. O(n log n); byte_tokens[256] are the ids to start from. */
-int merge_encode(const struct merge_table *table, const int32_t *byte_tokens, const char *bytes,
-                 size_t length, struct token_list *out, struct error *error);
+/* Merges the tokens of one pre-token, those of `list` from `first` on, in place: repeatedly the pair
+ * of lowest rank, leftmost first. O(n log n). */
+int merge_tokens(const struct merge_table *table, struct token_list *list, size_t first,
+                 struct error *error);
+
+/* Appends the tokens of one pre-token. */
+int merge_encode(const struct tokenizer *tokenizer, const char *bytes, size_t length,
+                 struct token_list *out, struct error *error);
 
 int token_list_reserve(struct token_list *list, size_t extra, struct error *error);
 
@@ -143,6 +149,39 @@ int text_normalize_nfc(const char *text, size_t length, struct byte_buffer *out,
                        struct error *error);
 int byte_buffer_reserve(struct byte_buffer *buffer, size_t extra, struct error *error);
 
+/* ---- SentencePiece-style pieces (tokenizer_pieces.c) ------------------------------------------ */
+
+enum prefix_space { PREFIX_NEVER, PREFIX_FIRST, PREFIX_ALWAYS };
+
+struct piece_rules {
+    bool prepends;           /* the normalizer puts a space before every text between raw tokens */
+    enum prefix_space space; /* the pre-tokenizer does, unless there is one: of the first, or all */
+    bool splits_words;       /* merges do not cross the beginning of a space */
+    bool strips;             /* decoding a whole text drops one space at its start */
+    /* Seen while loading: spaces are marked, already by the normalizer; the decoder's parts. */
+    bool marks_spaces, marks_early, decodes_spaces, decodes_bytes;
+};
+
+/* Reads normalizer, pre_tokenizer and decoder of a tokenizer.json whose model has byte_fallback. */
+int piece_rules_read(struct piece_rules *rules, const json_t *json, struct error *error);
+
+/* What a name stands for, written to `out` (which has room for `length`); returns its length. */
+size_t piece_bytes(const char *name, size_t length, char *out);
+/* "<0x0A>" and the like. */
+bool piece_is_byte(const char *name, size_t length, unsigned char *byte);
+
+/* Replaces `out` with the text as pieces are looked for in it, behind a space if `prefix`. */
+int piece_text(const char *text, size_t length, bool prefix, struct byte_buffer *out,
+               struct error *error);
+bool piece_needs_text(const char *text, size_t length);
+
+/* Bytes of the first word: up to the next space that does not begin it. */
+size_t piece_word(const char *text, size_t length);
+
+/* Appends what merges start from: a token per character, or those of its bytes. */
+int piece_start(const struct tokenizer *tokenizer, const char *text, size_t length,
+                struct token_list *out, struct error *error);
+
 /* ---- The whole ------------------------------------------------------------------------------- */
 
 struct tokenizer {
@@ -151,12 +190,21 @@ struct tokenizer {
     int32_t byte_tokens[256];
     struct added_matcher raw_added, normalized_added; /* looked for before and after NFC */
     bool normalizes;                                  /* NFC */
-    struct pretokenizer *pretokenizer;
+    bool has_pieces;                   /* SentencePiece-style: no NFC, no pretokenizer */
+    struct piece_rules pieces;
+    struct pretokenizer *pretokenizer; /* NULL with pieces */
     size_t longest; /* bytes of a text that one token can stand for; SIZE_MAX: any number */
     bool adds_bos;
     int32_t bos, eos; /* -1: none */
     char *chat_template, *chat_format; /* malloc'd; NULL: none */
 };
+
+/* ---- Loading (tokenizer_load.c) --------------------------------------------------------------- */
+
+/* Builds a tokenizer from the object in a tokenizer.json. With `scores` (of every id, in place of
+ * model.merges) the pair is merged whose result scores highest; ids of scores are below `count`. */
+int tokenizer_create(const json_t *json, const float *scores, size_t count,
+                     struct tokenizer **tokenizer, struct error *error);
 
 /* ---- Beside tokenizer.json (tokenizer_config.c) ---------------------------------------------- */
 
