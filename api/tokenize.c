@@ -86,13 +86,18 @@ static int detokenize_object(const struct api_context *context, const json_t *ob
     const json_t *array = field_get(object, "tokens");
     struct token_list tokens;
     struct text_buffer text = {0};
+    bool stripped = false;
     if (!json_is_array(array)) return field_refuse("tokens", array, error, "an array of token ids");
     int result = value_to_tokens(array, "tokens", context->model->vocab, &tokens, error);
     if (result != 0) return result;
     for (size_t i = 0; i < tokens.count; i++) {
         size_t length;
         const char *bytes = tokenizer_bytes(context->tokenizer, tokens.ids[i], &length);
-        text_append(&text, bytes, length);
+        /* Of a whole text, a space that encoding put before it. */
+        bool is_extra = text.length == 0 && length > 0 && bytes[0] == ' ' && !stripped &&
+                        tokenizer_strips_space(context->tokenizer);
+        text_append(&text, bytes + is_extra, length - is_extra);
+        stripped |= length > 0 && !tokenizer_is_special(context->tokenizer, tokens.ids[i]);
     }
     text_append_string(out, "{\"prompt\":");
     text_append_json(out, text.data, text.length);

@@ -9,13 +9,16 @@
 #include <unistd.h>
 
 #include "engine/checkpoint_parts.h"
+#include "engine/gguf.h"
 #include "engine/json_field.h"
 #include "engine/safetensors.h"
+#include "engine/tensor_format.h"
 #include "kernels/number.h"
 
 #define INDEX_BYTES_MAX ((size_t)16 << 20)
 #define SHARDS_MAX      ((size_t)1024)
-#define EXPECTED_FOLDER "a checkpoint folder with config.json and model.safetensors is expected"
+#define EXPECTED_FOLDER \
+    "a checkpoint folder with config.json and model.safetensors, or a GGUF file, is expected"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                "tensors are read in the file's byte order");
@@ -32,6 +35,9 @@ struct place {
 };
 
 struct checkpoint {
+    char *path;
+    bool is_gguf; /* `gguf` is all there is; else a folder, and the shards */
+    struct gguf gguf;
     struct config config;
     struct depth_table depth;
     struct shard *shards; /* fixed once opened: places point into it */
@@ -42,7 +48,9 @@ struct checkpoint {
     char *list; /* path of the file that says which tensors there are */
 };
 
-static int check_folder(const char *folder, struct error *error);
+static int open_folder(const char *folder, struct checkpoint *checkpoint, struct error *error);
+static int open_gguf(const char *path, struct checkpoint *checkpoint, struct error *error);
+static int check_path(const char *path, bool *is_gguf, struct error *error);
 static int join_path(const char *folder, const char *name, char **path, struct error *error);
 static int load_config(const char *folder, struct config *config, struct error *error);
 static int load_generation_config(const char *folder, struct config *config, struct error *error);
@@ -63,24 +71,48 @@ static int compare_places(const void *a, const void *b);
 static bool shape_matches(const struct tensor *tensor, size_t rows, size_t columns);
 static void print_shape(const size_t *shape, size_t rank, char *out, size_t size);
 
-int checkpoint_open(const char *folder, struct checkpoint **checkpoint, struct error *error) {
-    int result = check_folder(folder, error);
+int checkpoint_open(const char *path, struct checkpoint **checkpoint, struct error *error) {
+    bool is_gguf;
+    int result = check_path(path, &is_gguf, error);
     if (result != 0) return result;
     struct checkpoint *opened = calloc(1, sizeof *opened);
-    if (!opened) return error_set(error, FATHOM_NO_MEMORY, "no memory to open %s", folder);
-    result = load_config(folder, &opened->config, error);
-    if (result == 0) result = load_generation_config(folder, &opened->config, error);
-    if (result == 0) result = load_depth(folder, &opened->config, &opened->depth, error);
-    if (result == 0) result = load_weights(folder, opened, error);
+    if (!opened || !(opened->path = strdup(path))) {
+        free(opened);
+        return error_set(error, FATHOM_NO_MEMORY, "no memory to open %s", path);
+    }
+    opened->is_gguf = is_gguf;
+    result = is_gguf ? open_gguf(path, opened, error) : open_folder(path, opened, error);
     if (result != 0) {
         checkpoint_close(opened);
         return result;
     }
-    for (size_t i = 0; i < opened->place_count; i++) {
-        opened->parameters += opened->places[i].entry->elements; /* at most the bytes mapped */
-    }
     *checkpoint = opened;
     return 0;
+}
+
+static int open_folder(const char *folder, struct checkpoint *checkpoint, struct error *error) {
+    int result = load_config(folder, &checkpoint->config, error);
+    if (result == 0) result = load_generation_config(folder, &checkpoint->config, error);
+    if (result == 0) result = load_depth(folder, &checkpoint->config, &checkpoint->depth, error);
+    if (result == 0) result = load_weights(folder, checkpoint, error);
+    for (size_t i = 0; i < checkpoint->place_count && result == 0; i++) {
+        checkpoint->parameters += checkpoint->places[i].entry->elements; /* at most the bytes mapped */
+    }
+    return result;
+}
+
+static int open_gguf(const char *path, struct checkpoint *checkpoint, struct error *error) {
+    int result = gguf_open(path, &checkpoint->gguf, error);
+    if (result != 0) return result;
+    result = gguf_read_config(&checkpoint->gguf, &checkpoint->config, error);
+    if (result == 0) {
+        result = depth_table_full(2 * checkpoint->config.blocks, &checkpoint->depth, error);
+    }
+    for (size_t i = 0; i < checkpoint->gguf.tensor_count; i++) {
+        checkpoint->parameters += checkpoint->gguf.tensors[i].elements; /* at most twice the bytes */
+    }
+    if (result != 0) error_prefix(error, "%s", path);
+    return result;
 }
 
 void checkpoint_close(struct checkpoint *checkpoint) {
@@ -89,6 +121,8 @@ void checkpoint_close(struct checkpoint *checkpoint) {
         safetensors_close(&checkpoint->shards[i].file);
         free(checkpoint->shards[i].path);
     }
+    gguf_close(&checkpoint->gguf);
+    free(checkpoint->path);
     free(checkpoint->shards);
     free(checkpoint->places);
     free(checkpoint->list);
@@ -108,9 +142,35 @@ size_t checkpoint_parameters(const struct checkpoint *checkpoint) {
     return checkpoint->parameters;
 }
 
+int checkpoint_load_tokenizer(const struct checkpoint *checkpoint, struct tokenizer **tokenizer,
+                              struct error *error) {
+    if (!checkpoint->is_gguf) return tokenizer_load(checkpoint->path, tokenizer, error);
+    int result = gguf_load_tokenizer(&checkpoint->gguf, tokenizer, error);
+    if (result != 0) error_prefix(error, "%s", checkpoint->path);
+    return result;
+}
+
+static int find_gguf_tensor(const struct checkpoint *checkpoint, const char *name, size_t rows,
+                            size_t columns, struct tensor *tensor, struct error *error) {
+    char wanted[96], found[96];
+    int result = gguf_get_tensor(&checkpoint->gguf, &checkpoint->config, name, tensor, error);
+    if (result == 0 && !shape_matches(tensor, rows, columns)) {
+        print_shape((size_t[]){rows, columns}, columns ? 2 : 1, wanted, sizeof wanted);
+        print_shape(tensor->shape, tensor->rank, found, sizeof found);
+        result = error_set(error, FATHOM_INVALID,
+                           "the tensor for '%s' has shape %s; the metadata imply %s", name, found,
+                           wanted);
+    }
+    if (result != 0) error_prefix(error, "%s", checkpoint->path);
+    return result;
+}
+
 int checkpoint_tensor(const struct checkpoint *checkpoint, const char *name, size_t rows,
                       size_t columns, struct tensor *tensor, struct error *error) {
     char wanted[96], found[96];
+    if (checkpoint->is_gguf) {
+        return find_gguf_tensor(checkpoint, name, rows, columns, tensor, error);
+    }
     print_shape((size_t[]){rows, columns}, columns ? 2 : 1, wanted, sizeof wanted);
     const struct safetensors_entry key_entry = {.name = name};
     const struct place key = {.entry = &key_entry};
@@ -131,10 +191,37 @@ int checkpoint_tensor(const struct checkpoint *checkpoint, const char *name, siz
     return result;
 }
 
+/* One row: `columns` elements from `data` on. */
+static void read_row(const struct tensor *tensor, const unsigned char *data, size_t columns,
+                     float *out) {
+    const struct tensor_format *format = tensor->format;
+    if (!format) {
+        for (size_t i = 0; i < columns; i++) out[i] = number_load(data, tensor->type, i);
+        return;
+    }
+    for (size_t i = 0; i < columns; i += format->block, data += format->bytes) {
+        format->unpack(data, out + i);
+    }
+}
+
+/* Row `to` of a head in the order of split halves is this one in that of interleaved pairs. */
+static size_t interleaved_row(size_t row, size_t head) {
+    size_t within = row % head, half = head / 2;
+    return row - within + (within < half ? 2 * within : 2 * (within - half) + 1);
+}
+
 int tensor_to_f32(const struct tensor *tensor, float *out, struct error *error) {
-    size_t count = tensor->bytes / dtype_size(tensor->type);
+    /* A bias of Q or K is permuted element by element. */
+    bool is_list = tensor->rank == 1 && tensor->interleaved;
+    size_t rows = tensor->rank == 1 && !is_list ? 1 : tensor->shape[0], count = 1;
+    for (size_t i = 0; i < tensor->rank; i++) count *= tensor->shape[i]; /* checked at parsing */
+    size_t columns = rows ? count / rows : 0, stride = rows ? tensor->bytes / rows : 0;
+    for (size_t row = 0; row < rows; row++) {
+        size_t from = tensor->interleaved ? interleaved_row(row, tensor->interleaved) : row;
+        read_row(tensor, (const unsigned char *)tensor->data + from * stride, columns,
+                 out + row * columns);
+    }
     for (size_t i = 0; i < count; i++) {
-        out[i] = number_load(tensor->data, tensor->type, i);
         if (isfinite(out[i])) continue;
         return error_set(error, FATHOM_INVALID, "tensor '%s' has %s at element %zu of %zu",
                          tensor->name, isnan(out[i]) ? "NaN" : "an infinity", i, count);
@@ -142,14 +229,23 @@ int tensor_to_f32(const struct tensor *tensor, float *out, struct error *error) 
     return 0;
 }
 
-static int check_folder(const char *folder, struct error *error) {
+static int check_path(const char *path, bool *is_gguf, struct error *error) {
     struct stat status;
-    if (stat(folder, &status) != 0) {
+    char magic[4] = "";
+    *is_gguf = false;
+    if (stat(path, &status) != 0) {
         int code = errno == ENOENT || errno == ENOTDIR ? FATHOM_NOT_FOUND : FATHOM_IO;
-        return error_set(error, code, "%s: %s; " EXPECTED_FOLDER, folder, strerror(errno));
+        return error_set(error, code, "%s: %s; " EXPECTED_FOLDER, path, strerror(errno));
     }
     if (S_ISDIR(status.st_mode)) return 0;
-    return error_set(error, FATHOM_INVALID, "%s is not a folder; " EXPECTED_FOLDER, folder);
+    FILE *file = S_ISREG(status.st_mode) ? fopen(path, "re") : NULL;
+    if (file) {
+        *is_gguf = fread(magic, 1, sizeof magic, file) == sizeof magic &&
+                   memcmp(magic, "GGUF", sizeof magic) == 0;
+        fclose(file);
+    }
+    if (*is_gguf) return 0;
+    return error_set(error, FATHOM_INVALID, "%s is not a folder; " EXPECTED_FOLDER, path);
 }
 
 static int join_path(const char *folder, const char *name, char **path, struct error *error) {

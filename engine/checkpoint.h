@@ -1,6 +1,6 @@
-/* What a checkpoint folder holds, checked: config.json, tensors by name, depth.json.
+/* What a checkpoint folder or a GGUF file holds, checked: configuration, tensors by name, depth.json.
  *
- * The folder is hostile input. Every count, shape, offset and type is checked against limits and
+ * It is hostile input. Every count, shape, offset and type is checked against limits and
  * against the file sizes before use; an error names the file, the key or tensor, and the limit.
  */
 #ifndef FATHOM_CHECKPOINT_H
@@ -39,6 +39,8 @@ struct config {
     bool tied_head;                       /* the head is the embedding */
     bool qkv_bias, output_bias, mlp_bias; /* on Q, K and V; on O; on gate, up and down */
     bool qk_gain;                         /* the Q/K norm has gains [D] */
+    bool rope_factors;   /* rope_freqs.weight [D / 2] divides the frequencies */
+    bool is_interleaved; /* rows of Q and K are stored in the order of interleaved RoPE */
     int32_t bos;                          /* -1: none */
     int32_t eos[EOS_MAX];
     size_t eos_count;
@@ -52,10 +54,14 @@ struct depth_table {
     float *theta; /* malloc'd */
 };
 
+struct tensor_format;
+
 /* A tensor in the mapped file. Data is little-endian, not necessarily aligned. */
 struct tensor {
     const char *name;
-    enum dtype type;
+    enum dtype type;                    /* of the elements; of packed ones, what stands for them */
+    const struct tensor_format *format; /* how elements are packed; NULL: they are not */
+    size_t interleaved; /* rows of one head, if they are in the order of interleaved RoPE; else 0 */
     size_t rank, shape[4];
     const void *data; /* valid while the checkpoint is open */
     size_t bytes;
@@ -63,18 +69,23 @@ struct tensor {
 
 struct checkpoint; /* mapped files; immutable */
 
-int checkpoint_open(const char *folder, struct checkpoint **checkpoint, struct error *error);
+/* `path` is a folder, or a GGUF file. */
+int checkpoint_open(const char *path, struct checkpoint **checkpoint, struct error *error);
 void checkpoint_close(struct checkpoint *checkpoint); /* NULL is allowed */
 const struct config *checkpoint_config(const struct checkpoint *checkpoint);
 const struct depth_table *checkpoint_depth(const struct checkpoint *checkpoint);
 size_t checkpoint_parameters(const struct checkpoint *checkpoint);
+/* From the folder, or the file's metadata; FATHOM_NOT_FOUND if there is none. */
+int checkpoint_load_tokenizer(const struct checkpoint *checkpoint, struct tokenizer **tokenizer,
+                              struct error *error);
 
 /* Finds a tensor and checks its shape (rank 1 or 2; `columns` 0 means rank 1 with `rows` elements;
  * a scalar counts as [1]). */
 int checkpoint_tensor(const struct checkpoint *checkpoint, const char *name, size_t rows,
                       size_t columns, struct tensor *tensor, struct error *error);
 
-/* Writes a tensor's elements as f32 into out[rows * columns]; NaN or infinity is FATHOM_INVALID. */
+/* Writes a tensor's elements as f32 into out[rows * columns], packed ones unpacked, rows of Q and K
+ * in the order of RoPE on split halves; NaN or infinity is FATHOM_INVALID. */
 int tensor_to_f32(const struct tensor *tensor, float *out, struct error *error);
 
 /* What must hold for any table, one that was read and one that is to be written: tier names, one

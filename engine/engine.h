@@ -99,7 +99,7 @@ static inline size_t model_kv_bytes(const struct model_info *model, size_t token
 
 struct model;
 
-/* Loads a checkpoint folder. Can take seconds for a large model; may run on any thread. */
+/* Loads a checkpoint folder or a GGUF file. Can take seconds for a large model; may run on any thread. */
 int model_load(const char *path, const struct model_options *options, struct model **model,
                struct error *error);
 void model_destroy(struct model *model); /* NULL is allowed */

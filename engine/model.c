@@ -102,7 +102,8 @@ static int load_layer(struct loader *loader, size_t block, struct error *error) 
 }
 
 /* Radians per position of each pair of a head, frequencies[D / 2]. */
-static void rope_frequencies(const struct config *config, double *frequencies) {
+static int rope_frequencies(const struct model *model, double *frequencies, struct error *error) {
+    const struct config *config = &model->config;
     const struct rope_scaling *scaling = &config->rope_scaling;
     size_t half = config->head_size / 2;
     for (size_t i = 0; i < half; i++) {
@@ -119,6 +120,20 @@ static void rope_frequencies(const struct config *config, double *frequencies) {
         }
         frequencies[i] = frequency;
     }
+    if (!config->rope_factors) return 0;
+    struct tensor tensor;
+    float factors[HEAD_SIZE_MAX / 2];
+    int result =
+        checkpoint_tensor(model->checkpoint, "rope_freqs.weight", half, 0, &tensor, error);
+    if (result == 0) result = tensor_to_f32(&tensor, factors, error);
+    for (size_t i = 0; i < half && result == 0; i++) {
+        if (!(factors[i] > 0)) {
+            result = error_set(error, FATHOM_INVALID, "rope_freqs.weight has %g, not above 0",
+                               (double)factors[i]);
+        }
+        frequencies[i] /= (double)factors[i];
+    }
+    return result;
 }
 
 /* cos in the first half of each row, sin in the second; angles in double, since positions can be
@@ -129,10 +144,11 @@ static int make_rope(struct model *model, struct error *error) {
     if (!size_multiply(context, config->head_size * sizeof(float), &bytes)) {
         return error_set(error, FATHOM_INVALID, "context of %zu tokens is too long", context);
     }
+    double frequencies[HEAD_SIZE_MAX / 2];
+    int result = rope_frequencies(model, frequencies, error);
+    if (result != 0) return result;
     float *table = malloc(bytes);
     if (!table) return error_set(error, FATHOM_NO_MEMORY, "no memory for the RoPE table");
-    double frequencies[HEAD_SIZE_MAX / 2];
-    rope_frequencies(config, frequencies);
     for (size_t p = 0; p < context; p++) {
         for (size_t i = 0; i < half; i++) {
             double angle = (double)p * frequencies[i];
@@ -259,6 +275,8 @@ static void describe_path(struct model_info *info, const char *path) {
     while (end > 1 && info->path[end - 1] == '/') info->path[--end] = '\0';
     const char *slash = strrchr(info->path, '/');
     snprintf(info->name, sizeof info->name, "%.127s", slash && slash[1] ? slash + 1 : info->path);
+    size_t length = strlen(info->name);
+    if (length > 5 && strcmp(info->name + length - 5, ".gguf") == 0) info->name[length - 5] = '\0';
 }
 
 static void describe_shape(struct model *model, const struct model_options *options) {
@@ -350,8 +368,8 @@ static void describe_ends(struct model *model) {
 
 /* The tokenizer is optional for whoever brings token ids; its ids must be ones that the model has.
  */
-static int load_tokenizer(struct model *model, const char *path, struct error *error) {
-    int result = tokenizer_load(path, &model->tokenizer, error);
+static int load_tokenizer(struct model *model, struct error *error) {
+    int result = checkpoint_load_tokenizer(model->checkpoint, &model->tokenizer, error);
     if (result != 0 && result != FATHOM_NOT_FOUND) return result;
     describe_ends(model);
     if (result != 0) return 0;
@@ -411,7 +429,7 @@ int model_load(const char *path, const struct model_options *options, struct mod
     if (result == 0) {
         model->config = *checkpoint_config(model->checkpoint);
         describe_shape(model, options);
-        result = load_tokenizer(model, path, error);
+        result = load_tokenizer(model, error);
         if (result == 0 && model->info.context > model->config.context) {
             result = error_set(error, FATHOM_INVALID,
                                "a context of %zu tokens is asked for; the model has %zu",

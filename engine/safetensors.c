@@ -29,7 +29,6 @@ static const struct type {
 };
 #define TYPE_COUNT (sizeof types / sizeof *types)
 
-static int map_file(const char *path, struct safetensors *file, struct error *error);
 static int read_entries(const json_t *header, struct safetensors *file, struct error *error);
 static int check_metadata(const json_t *metadata, struct error *error);
 static int read_entry(const json_t *object, size_t data_bytes, struct safetensors_entry *entry,
@@ -43,17 +42,18 @@ static int compare_places(const void *a, const void *b);
 static int compare_names(const void *a, const void *b);
 
 int safetensors_open(const char *path, struct safetensors *file, struct error *error) {
-    struct safetensors mapped = {0};
-    int result = map_file(path, &mapped, error);
+    void *map;
+    size_t bytes;
+    int result = checkpoint_map_file(path, &map, &bytes, error);
     if (result != 0) return result;
-    result = safetensors_parse(mapped.map, mapped.map_bytes, file, error);
+    result = safetensors_parse(map, bytes, file, error);
     if (result != 0) {
-        munmap(mapped.map, mapped.map_bytes);
+        munmap(map, bytes);
         error_prefix(error, "%s", path);
         return result;
     }
-    file->map = mapped.map;
-    file->map_bytes = mapped.map_bytes;
+    file->map = map;
+    file->map_bytes = bytes;
     return 0;
 }
 
@@ -126,7 +126,7 @@ int safetensors_tensor(const struct safetensors *file, const struct safetensors_
     return 0;
 }
 
-static int map_file(const char *path, struct safetensors *file, struct error *error) {
+int checkpoint_map_file(const char *path, void **map, size_t *bytes, struct error *error) {
     /* Opening a pipe would wait for a writer; a regular file does not mind. */
     int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (descriptor < 0) {
@@ -142,9 +142,9 @@ static int map_file(const char *path, struct safetensors *file, struct error *er
     } else if (status.st_size == 0) { /* cannot be mapped */
         result = error_set(error, FATHOM_INVALID, "%s is empty", path);
     } else {
-        file->map_bytes = (size_t)status.st_size;
-        file->map = mmap(NULL, file->map_bytes, PROT_READ, MAP_PRIVATE, descriptor, 0);
-        if (file->map == MAP_FAILED) {
+        *bytes = (size_t)status.st_size;
+        *map = mmap(NULL, *bytes, PROT_READ, MAP_PRIVATE, descriptor, 0);
+        if (*map == MAP_FAILED) {
             result = error_set(error, FATHOM_IO, "cannot map %s: %s", path, strerror(errno));
         }
     }

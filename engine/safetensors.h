@@ -29,6 +29,9 @@ struct safetensors {
     size_t map_bytes;
 };
 
+/* Maps a regular file, not empty, of any format; munmap it. */
+int checkpoint_map_file(const char *path, void **map, size_t *bytes, struct error *error);
+
 /* Maps a file. It must not be truncated while it is mapped. */
 int safetensors_open(const char *path, struct safetensors *file, struct error *error);
 

@@ -130,7 +130,8 @@ static int encode_bytes(struct encoding *encoding, const char *text, size_t leng
                                 at == 0 ? PLACE_FIRST : PLACE_INSIDE, encode_normalized);
         at += valid;
         if (result == 0 && at < length) {
-            result = push_token(encoding, tokenizer->byte_tokens[(unsigned char)text[at++]]);
+            int32_t id = tokenizer->byte_tokens[(unsigned char)text[at++]];
+            if (id >= 0) result = push_token(encoding, id);
         }
     }
     return result;

@@ -22,6 +22,9 @@ static size_t find_longest(const struct tokenizer *tokenizer) {
         (tokenizer->pretokenizer && pretokenizer_removes(tokenizer->pretokenizer))) {
         return SIZE_MAX;
     }
+    for (size_t byte = 0; byte < 256; byte++) {
+        if (tokenizer->byte_tokens[byte] < 0) return SIZE_MAX;
+    }
     size_t longest = 1;
     for (size_t id = 0; id < vocabulary->size; id++) {
         size_t length = vocabulary->offsets[id + 1] - vocabulary->offsets[id];
@@ -116,6 +119,7 @@ static bool name_to_bytes(const int16_t byte_of[BYTE_CHARACTERS], const char *na
 struct loading {
     struct tokenizer *tokenizer;
     const json_t *vocab, *merges, *added;
+    int32_t unknown;     /* id of model.unk_token, or -1 */
     const float *scores; /* [score_count], in place of merges; NULL: none */
     size_t score_count;
     const char **names; /* by id, as model.vocab or added_tokens write them; owned by the JSON */
@@ -256,19 +260,23 @@ static int fill_vocabulary(struct loading *loading) {
     return result;
 }
 
+/* Small vocabularies lack bytes that their training never saw: such a byte is model.unk_token, or is
+ * dropped, as by others. Without the printable ones it is no vocabulary of bytes. */
 static int find_byte_tokens(struct loading *loading) {
+    struct tokenizer *tokenizer = loading->tokenizer;
+    int missing = -1;
+    bool refused = false;
     for (int byte = 0; byte < 256; byte++) {
         char text = (char)byte;
-        int32_t id = loading->tokenizer->has_pieces
-                         ? loading->tokenizer->byte_tokens[byte]
-                         : vocabulary_find(&loading->tokenizer->vocabulary, &text, 1);
-        if (id < 0) {
-            return error_set(loading->error, FATHOM_UNSUPPORTED,
-                             "the vocabulary has no token for byte 0x%02X", (unsigned)byte);
-        }
-        loading->tokenizer->byte_tokens[byte] = id;
+        int32_t id = tokenizer->has_pieces ? tokenizer->byte_tokens[byte]
+                                           : vocabulary_find(&tokenizer->vocabulary, &text, 1);
+        tokenizer->byte_tokens[byte] = id >= 0 ? id : loading->unknown;
+        if (id < 0 && missing < 0) missing = byte;
+        refused |= id < 0 && (tokenizer->has_pieces || (byte >= 0x20 && byte < 0x7F));
     }
-    return 0;
+    if (!refused) return 0;
+    return error_set(loading->error, FATHOM_UNSUPPORTED,
+                     "the vocabulary has no token for byte 0x%02X", (unsigned)missing);
 }
 
 /* ---- Merges ---------------------------------------------------------------------------------- */
@@ -610,8 +618,14 @@ static int load_tokenizer(struct tokenizer *tokenizer, const json_t *json, const
         if (result == 0) result = load_decoder(json_object_get(json, "decoder"), error);
     }
     if (result != 0) return result;
+    const json_t *unknown = json_object_get(
+        json_object_get(model, "vocab"),
+        json_is_string(json_object_get(model, "unk_token"))
+            ? json_string_value(json_object_get(model, "unk_token"))
+            : "");
     struct loading loading = {
         .tokenizer = tokenizer,
+        .unknown = -1,
         .vocab = json_object_get(model, "vocab"),
         .merges = json_object_get(model, "merges"),
         .added = added,
@@ -619,6 +633,10 @@ static int load_tokenizer(struct tokenizer *tokenizer, const json_t *json, const
         .score_count = score_count,
         .error = error,
     };
+    if (json_is_integer(unknown) && json_integer_value(unknown) >= 0 &&
+        json_integer_value(unknown) < (json_int_t)TOKENIZER_IDS_MAX) {
+        loading.unknown = (int32_t)json_integer_value(unknown);
+    }
     fill_byte_characters(loading.byte_of);
     result = load_model(&loading, json);
     free(loading.names);

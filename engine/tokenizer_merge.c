@@ -224,7 +224,8 @@ int merge_encode(const struct tokenizer *tokenizer, const char *bytes, size_t le
         result = piece_start(tokenizer, bytes, length, out, error);
     } else if ((result = token_list_reserve(out, length, error)) == 0) {
         for (size_t i = 0; i < length; i++) {
-            out->ids[out->count++] = tokenizer->byte_tokens[byte[i]];
+            int32_t id = tokenizer->byte_tokens[byte[i]];
+            if (id >= 0) out->ids[out->count++] = id;
         }
     }
     return result ? result : merge_tokens(&tokenizer->merges, out, first, error);

@@ -188,7 +188,8 @@ int piece_start(const struct tokenizer *tokenizer, const char *text, size_t leng
             out->ids[out->count++] = id;
         } else {
             for (size_t i = at; i < next; i++) {
-                out->ids[out->count++] = tokenizer->byte_tokens[(unsigned char)text[i]];
+                int32_t token = tokenizer->byte_tokens[(unsigned char)text[i]];
+                if (token >= 0) out->ids[out->count++] = token;
             }
         }
         at = next;

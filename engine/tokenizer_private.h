@@ -187,7 +187,7 @@ int piece_start(const struct tokenizer *tokenizer, const char *text, size_t leng
 struct tokenizer {
     struct vocabulary vocabulary;
     struct merge_table merges;
-    int32_t byte_tokens[256];
+    int32_t byte_tokens[256]; /* -1: none, the byte is dropped */
     struct added_matcher raw_added, normalized_added; /* looked for before and after NFC */
     bool normalizes;                                  /* NFC */
     bool has_pieces;                   /* SentencePiece-style: no NFC, no pretokenizer */

@@ -1,6 +1,9 @@
 #include "engine/weight_load.h"
 
 #include <stdlib.h>
+#include <string.h>
+
+#include "kernels/number.h"
 
 /* A tensor's elements as f32, malloc'd. */
 static float *load_values(const struct checkpoint *checkpoint, const char *name, size_t rows,
@@ -50,11 +53,26 @@ struct matrix *weight_load_matrix(struct device *device, const struct checkpoint
 struct buffer *weight_load_table(struct device *device, const struct checkpoint *checkpoint,
                                  const char *name, size_t rows, size_t columns, enum dtype weights,
                                  enum dtype *type, struct error *error) {
-    (void)weights;
     struct tensor tensor;
     float *values = load_values(checkpoint, name, rows, columns, &tensor, error); /* a check, too */
     if (!values) return NULL;
-    *type = tensor.type;
+    struct buffer *buffer;
+    if (!tensor.format) {
+        *type = tensor.type;
+        buffer = write_buffer(device, tensor.data, tensor.bytes, error);
+    } else if (weights == DTYPE_F32) {
+        *type = DTYPE_F32;
+        buffer = write_buffer(device, values, rows * columns * sizeof *values, error);
+    } else {
+        /* In place: element i is read before its half of the place is written. */
+        uint16_t *rounded = (uint16_t *)(void *)values;
+        for (size_t i = 0; i < rows * columns; i++) {
+            uint16_t bits = number_to_bf16(values[i]);
+            memcpy(&rounded[i], &bits, sizeof bits);
+        }
+        *type = DTYPE_BF16;
+        buffer = write_buffer(device, rounded, rows * columns * sizeof *rounded, error);
+    }
     free(values);
-    return write_buffer(device, tensor.data, tensor.bytes, error);
+    return buffer;
 }

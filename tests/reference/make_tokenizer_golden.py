@@ -170,6 +170,52 @@ def make_nfc(lines):
     return data
 
 
+MARK = "\u2581"
+
+
+def make_pieces(lines, new_style):
+    """SentencePiece's way: characters, a mark for a space, bytes for what has no piece. The older
+    style puts the mark in the normalizer, the newer one in the pre-tokenizer, of the first text."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    specials = ["<unk>", "<s>", "</s>"]
+    all_bytes = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(vocab_size=850, special_tokens=specials + all_bytes,
+                                  show_progress=False, limit_alphabet=120)
+    text = [line for line in lines if not any(token in line for token in TOKENS)]
+    tokenizer.train_from_iterator(text, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.decoder = decoders.Sequence([
+        decoders.Replace(MARK, " "), decoders.ByteFallback(), decoders.Fuse(),
+        decoders.Strip(" ", 1, 0)])
+    data = json.loads(tokenizer.to_str())
+    data["added_tokens"] = data["added_tokens"][:3]
+    end = max(data["model"]["vocab"].values()) + 1
+    for i, (content, special, normalized) in enumerate(
+            [("<|endoftext|>", True, False), ("<tool>", False, False), ("[PAD]", False, True)]):
+        data["added_tokens"].append({
+            "id": end + i, "content": content, "special": special, "normalized": normalized,
+            "lstrip": False, "rstrip": content == "<tool>", "single_word": False})
+    if new_style:
+        data["pre_tokenizer"] = {"type": "Metaspace", "replacement": MARK,
+                                 "prepend_scheme": "first", "split": True}
+    else:
+        data["pre_tokenizer"] = None
+        data["normalizer"] = {"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": MARK},
+            {"type": "Replace", "pattern": {"String": " "}, "content": MARK}]}
+    return data
+
+
+def make_old_pieces(lines):
+    return make_pieces(lines, False)
+
+
+def make_new_pieces(lines):
+    return make_pieces(lines, True)
+
+
 def ids_text(tokenizer, lines):
     out = []
     for line in lines:
@@ -195,7 +241,8 @@ def main():
     (OUT / "lines.json").write_text(json.dumps(lines, ensure_ascii=False, indent=0) + "\n",
                                     encoding="utf-8")
     (OUT / "tiny.ids").write_text(ids_text(Tokenizer.from_file(str(TINY)), lines))
-    for name, make in (("prefix", make_prefix), ("split", make_split), ("nfc", make_nfc)):
+    for name, make in (("prefix", make_prefix), ("split", make_split), ("nfc", make_nfc),
+                       ("pieces", make_old_pieces), ("metaspace", make_new_pieces)):
         data = make(lines)
         (OUT / name).mkdir(exist_ok=True)
         text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
