@@ -303,10 +303,85 @@ ANSWER = {
     "not-http": b"SSH-2.0-x\r\n",
 }
 
+# ---- GGUF ---------------------------------------------------------------------------------------
+
+U32, I32, F32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
+
+
+def gguf_string(value):
+    value = value.encode() if isinstance(value, str) else value
+    return struct.pack("<Q", len(value)) + value
+
+
+def gguf_value(kind, value):
+    if kind == STRING:
+        return gguf_string(value)
+    if kind == ARRAY:
+        element, items = value
+        return struct.pack("<IQ", element, len(items)) + b"".join(gguf_value(element, i) for i in items)
+    return struct.pack({U32: "<I", I32: "<i", F32: "<f", BOOL: "<?"}[kind], value)
+
+
+def gguf(values, tensors, version=3, alignment=32):
+    """tensors: (name, dimensions innermost first, type, bytes)."""
+    out = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(values))
+    for key, (kind, value) in values.items():
+        out += gguf_string(key) + struct.pack("<I", kind) + gguf_value(kind, value)
+    offset = 0
+    for name, dimensions, kind, size in tensors:
+        out += gguf_string(name) + struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)
+        out += struct.pack("<IQ", kind, offset)
+        offset += -(-size // alignment) * alignment
+    out += bytes(-len(out) % alignment)
+    return out + b"".join(bytes(size) + bytes(-size % alignment) for *_, size in tensors)
+
+
+SHAPE = {
+    "general.architecture": (STRING, "llama"), "llama.context_length": (U32, 16),
+    "llama.embedding_length": (U32, 4), "llama.block_count": (U32, 1),
+    "llama.feed_forward_length": (U32, 4), "llama.attention.head_count": (U32, 2),
+    "llama.attention.layer_norm_rms_epsilon": (F32, 1e-5), "llama.rope.freq_base": (F32, 1e4),
+}
+ASCII = [chr(byte) for byte in range(33, 127)] + ["\u0120"]
+BYTES = {
+    "tokenizer.ggml.model": (STRING, "gpt2"), "tokenizer.ggml.pre": (STRING, "smollm"),
+    "tokenizer.ggml.tokens": (ARRAY, (STRING, [*ASCII, "ab", "<|end|>"])),
+    "tokenizer.ggml.token_type": (ARRAY, (I32, [1] * 96 + [3])),
+    "tokenizer.ggml.merges": (ARRAY, (STRING, ["a b"])),
+    "tokenizer.ggml.eos_token_id": (U32, 96), "tokenizer.ggml.add_bos_token": (BOOL, False),
+    "tokenizer.chat_template": (STRING, "{{ x }}"),
+}
+PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b", "ab", "\u2581"]
+SCORED = {
+    "tokenizer.ggml.model": (STRING, "llama"), "tokenizer.ggml.tokens": (ARRAY, (STRING, PIECES)),
+    "tokenizer.ggml.token_type": (ARRAY, (I32, [2, 3, 3] + [6] * 256 + [1] * 4)),
+    "tokenizer.ggml.scores": (ARRAY, (F32, [0.0] * 259 + [-2.0, -3.0, -1.0, float("nan")])),
+}
+TABLE = ("token_embd.weight", (4, 97), 0, 1552)
+GGUF = {
+    "bytes": gguf({**SHAPE, **BYTES}, [TABLE, ("blk.0.attn_q.weight", (4, 4), 1, 32)]),
+    "pieces": gguf({**SHAPE, **SCORED}, [("token_embd.weight", (4, 263), 30, 2104)]),
+    "q8_0": gguf({**SHAPE, "llama.embedding_length": (U32, 32)}, [("token_embd.weight", (32, 2), 8, 68)]),
+    "q4_1": gguf({**SHAPE, "llama.embedding_length": (U32, 32)}, [("token_embd.weight", (32, 2), 3, 40)]),
+    "q6_k": gguf({**SHAPE, "llama.embedding_length": (U32, 256)}, [("token_embd.weight", (256, 1), 14, 210)]),
+    "linear": gguf({**SHAPE, "llama.rope.scaling.type": (STRING, "linear"),
+                    "llama.rope.scaling.factor": (F32, 2.0)}, [TABLE], version=2),
+    "alignment": gguf({**SHAPE, "general.alignment": (U32, 8)}, [TABLE], alignment=8),
+    "experts": gguf({**SHAPE, "llama.expert_count": (U32, 8)}, [TABLE]),
+    "unknown-tensor": gguf(SHAPE, [TABLE, ("blk.0.ssm_a", (4,), 0, 16)]),
+    "empty": gguf({}, []),
+    "huge-counts": b"GGUF" + struct.pack("<IQQ", 3, 2**63, 2**62),
+    "huge-string": b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**64 - 1),
+    "huge-array": b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + gguf_string("k") + struct.pack("<IIQ", 9, 8, 2**61 + 1),
+    "huge-tensor": gguf({}, [("t", (2**32, 2**31), 0, 0)]),
+    "far-tensor": gguf({}, [("t", (64,), 0, 0)]),
+    "torn": gguf({**SHAPE, **BYTES}, [TABLE])[:400],
+}
+
 TARGETS = {
     "json": JSON, "completions": COMPLETIONS, "chat": CHAT, "tokenize": TOKENIZE, "tokenizer": TOKENIZER,
     "tokenizer_load": TOKENIZER_LOAD, "pretokenizer": PRETOKENIZER, "config": CONFIG,
-    "safetensors": SAFETENSORS, "http": HTTP, "answer": ANSWER,
+    "safetensors": SAFETENSORS, "gguf": GGUF, "http": HTTP, "answer": ANSWER,
 }
 
 for target, seeds in TARGETS.items():
