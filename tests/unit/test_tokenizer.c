@@ -622,6 +622,7 @@ static void test_exploding_patterns(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden),       cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_pieces_round_trip),
         cmocka_unit_test(test_random_bytes), cmocka_unit_test(test_invalid_parts),
         cmocka_unit_test(test_long_texts),   cmocka_unit_test(test_many_marks),
         cmocka_unit_test(test_threads),      cmocka_unit_test(test_accessors),
