@@ -124,7 +124,7 @@ int cmd_inspect(int argc, char **argv) {
     const struct command command = {
         .name = "inspect",
         .usage = "MODEL [flags]",
-        .summary = "Shows what a checkpoint folder holds: shape, memory, tiers and their measured "
+        .summary = "Shows what a checkpoint holds: shape, memory, tiers and their measured "
                    "quality.",
         .examples = "example: fathom inspect models/fathom-tiny",
         .flags = flags,
