@@ -56,7 +56,7 @@ static int load_gains(struct standard *standard, const struct checkpoint *checkp
     return 0;
 }
 
-static int create_state(struct standard *standard, struct error *error) {
+static int create_state(struct standard *standard, enum dtype weights, struct error *error) {
     const struct kernels *kernels = standard->device->kernels;
     struct device *device = standard->device;
     size_t rows = standard->max_rows, bytes = rows * standard->width * sizeof(float);
@@ -64,7 +64,7 @@ static int create_state(struct standard *standard, struct error *error) {
     if (!standard->x) return error->code;
     standard->normed = kernels->buffer_create(device, bytes, error);
     if (!standard->normed) return error->code;
-    standard->final = kernels->activation_create(device, rows, standard->width, error);
+    standard->final = kernels->activation_create(device, rows, standard->width, weights, error);
     if (!standard->final) return error->code;
     standard->all.count = kernels->buffer_create(device, sizeof(int32_t), error);
     if (!standard->all.count) return error->code;
@@ -111,7 +111,7 @@ static int standard_create(struct device *device, const struct checkpoint *check
     standard->epsilon = config->norm_epsilon;
     int result = load_weights(standard, checkpoint, weights, error);
     if (result == 0) result = load_gains(standard, checkpoint, error);
-    if (result == 0) result = create_state(standard, error);
+    if (result == 0) result = create_state(standard, weights, error);
     if (result != 0) {
         standard_destroy(&standard->residual);
         return result;
