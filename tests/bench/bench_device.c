@@ -169,7 +169,7 @@ static void rotate(struct bench *bench, struct buffer *x, size_t heads,
                    const struct row_list *list) {
     bench->kernels->rope(bench->device,
                          &(struct rope){&bench->step, list, x, heads, bench->shape.head_size,
-                                        QK_NORM_AFTER_ROPE, 1.2f, bench->rope});
+                                        QK_NORM_AFTER_ROPE, 1.2f, bench->rope, NULL, 1e-6f});
 }
 
 static void run_attention(struct bench *bench, size_t block, const struct row_list *list,
