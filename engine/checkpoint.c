@@ -213,8 +213,10 @@ static size_t interleaved_row(size_t row, size_t head) {
 int tensor_to_f32(const struct tensor *tensor, float *out, struct error *error) {
     /* A bias of Q or K is permuted element by element. */
     bool is_list = tensor->rank == 1 && tensor->interleaved;
-    size_t rows = tensor->rank == 1 && !is_list ? 1 : tensor->shape[0], count = 1;
-    for (size_t i = 0; i < tensor->rank; i++) count *= tensor->shape[i]; /* checked at parsing */
+    const struct tensor_format *format = tensor->format;
+    size_t count = format ? tensor->bytes / format->bytes * format->block
+                          : tensor->bytes / dtype_size(tensor->type);
+    size_t rows = tensor->rank == 2 || is_list ? tensor->shape[0] : 1;
     size_t columns = rows ? count / rows : 0, stride = rows ? tensor->bytes / rows : 0;
     for (size_t row = 0; row < rows; row++) {
         size_t from = tensor->interleaved ? interleaved_row(row, tensor->interleaved) : row;

@@ -275,7 +275,8 @@ struct kernels {
     void (*scale_logits)(struct device *, const struct scale_logits *);
     void (*rmsnorm)(struct device *, const struct rmsnorm *);
 
-    /* Standard models; NULL, all three, on a device that cannot run them. */
+    /* Standard models; NULL, all three, on a device that cannot run them: such a one may ignore the
+     * gain of rope, and take every epsilon for 1e-6. */
     void (*standard_begin)(struct device *, const struct standard_begin *);
     void (*standard_end_sublayer)(struct device *, const struct standard_end_sublayer *);
     void (*add_bias)(struct device *, const struct add_bias *);
