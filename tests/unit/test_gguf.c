@@ -102,7 +102,8 @@ static void tokenizers_agree_with_their_source(void **state) {
         must(tokenizer_load(path, &want, &error), &error);
         for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
             struct token_list a = encode(got, texts[i]), b = encode(want, texts[i]);
-            if (a.count != b.count || memcmp(a.ids, b.ids, a.count * sizeof *a.ids) != 0) {
+            if (a.count != b.count ||
+                (a.count > 0 && memcmp(a.ids, b.ids, a.count * sizeof *a.ids) != 0)) {
                 fail_msg("%s: \"%s\" is cut otherwise", names[n][0], texts[i]);
             }
             free(a.ids);
