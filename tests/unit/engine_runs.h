@@ -6,6 +6,8 @@
 
 #include "engine/engine.h"
 
+#include <semaphore.h>
+#include <stdatomic.h>
 #include <unistd.h>
 
 enum { CONTEXT = 128 /* of every golden checkpoint */ };
@@ -172,6 +174,37 @@ static inline void run_one(struct engine *engine, const struct asked *asked,
         engine_wait(engine, 1000);
         if (engine_take_events(engine, &event, 1)) note_event(outcome, &event);
     }
+}
+
+/* ---- An engine that can be held between two steps -------------------------------------------- */
+
+struct brake {
+    sem_t told, go_on;
+    atomic_bool held; /* when false, notify returns at once */
+    atomic_size_t notified;
+};
+
+static inline void notify_brake(void *context) {
+    struct brake *brake = context;
+    atomic_fetch_add(&brake->notified, 1);
+    sem_post(&brake->told);
+    if (atomic_load(&brake->held)) sem_wait(&brake->go_on);
+}
+
+static inline struct engine *open_held(struct model *model, struct brake *brake,
+                                       struct engine_options options) {
+    sem_init(&brake->told, 0, 0);
+    sem_init(&brake->go_on, 0, 0);
+    atomic_init(&brake->held, true);
+    atomic_init(&brake->notified, 0);
+    options.notify = notify_brake;
+    options.notify_context = brake;
+    return open_engine(model, options);
+}
+
+static inline void brake_release(struct brake *brake) {
+    atomic_store(&brake->held, false);
+    sem_post(&brake->go_on);
 }
 
 #endif

