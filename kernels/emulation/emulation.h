@@ -14,6 +14,10 @@
 #include <functional>
 #include <tuple>
 
+extern "C" {
+#include "kernels/number.h"
+}
+
 /* ---- Words ----------------------------------------------------------------------------------- */
 
 #define __global__
@@ -52,19 +56,11 @@ struct __nv_bfloat16 {
 };
 
 static inline float __bfloat162float(__nv_bfloat16 value) {
-    uint32_t bits = (uint32_t)value.bits << 16;
-    float result;
-    memcpy(&result, &bits, sizeof result);
-    return result;
+    return number_from_bf16(value.bits);
 }
 
-/* Nearest, ties to even; a NaN stays one. */
 static inline __nv_bfloat16 __float2bfloat16(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
-    uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1);
-    return {(uint16_t)((is_nan ? bits | 0x400000 : rounded) >> 16)};
+    return {number_to_bf16(value)};
 }
 
 template <typename T> static inline T __ldcg(const T *at) {
