@@ -157,7 +157,9 @@ static void on_signal(uv_signal_t *handle, int number) {
     struct server *server = handle->data;
     struct lifecycle *lifecycle = &server->lifecycle;
     const char *name = number == SIGINT ? "interrupt" : "termination";
-    if (lifecycle->phase >= PHASE_DRAINING) {
+    if (lifecycle->phase == PHASE_STOPPING) {
+        return; /* seconds away at most, and with the right exit code */
+    } else if (lifecycle->phase == PHASE_DRAINING) {
         log_message(&server->log, LOG_WARNING, "second signal: stopping now");
         connection_interrupt_all(server);
         lifecycle_stop(server, 0);
@@ -237,9 +239,6 @@ void lifecycle_stop(struct server *server, int exit_code) {
     lifecycle->stop_deadline_ms = uv_now(&server->loop) + STOP_PATIENCE_MS;
     /* Loading cannot be told to stop, and nothing that it does needs undoing. */
     if (lifecycle->loader_running) _exit(exit_code);
-    /* From here on a signal kills the process the plain way, so this is reached once. */
-    uv_signal_stop(&lifecycle->terminate);
-    uv_signal_stop(&lifecycle->interrupt);
     server_stop_listening(server);
     service_notify(&server->service, "STOPPING=1");
     connection_close_all(server);
