@@ -167,17 +167,15 @@ struct rope {
 };
 
 /* One layer's share of the paged cache. `arena` is the whole cache; the device chooses the layout
- * inside a block. Under omit, `present` says which positions have K and V. */
+ * inside a block. */
 struct kv_layer {
     struct buffer *arena;
     size_t layer, layers;
     size_t kv_heads, head_size;
     enum dtype type;
-    bool omit; /* kv_policy omit: only listed rows are stored, absent ones are invisible */
 };
 
-/* Stores K and V of rows at their position. With `list`, row i of k and v belongs to row list[i];
- * under omit every row not listed is marked absent at its position (a block may be reused). */
+/* Stores K and V of rows at their position. With `list`, row i of k and v belongs to row list[i]. */
 struct kv_append {
     const struct step_rows *step;
     const struct kv_layer *kv;
@@ -185,8 +183,7 @@ struct kv_append {
     const struct row_list *list; /* or NULL: all rows */
 };
 
-/* Softmax attention of each listed row over positions 0..its own (present ones under omit), scores
- * scaled by 1/sqrt(D). Query head h reads key/value head h / (H / G). Row i of q and out is the
+/* Softmax attention of each listed row over positions 0..its own, scores scaled by 1/sqrt(D). Query head h reads key/value head h / (H / G). Row i of q and out is the
  * step's row i, or list[i]. */
 struct attention {
     const struct step_rows *step;

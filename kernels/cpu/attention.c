@@ -1,9 +1,8 @@
 /* Rotary positions, the paged K/V cache, and attention over it.
  *
  * A block of the cache holds 16 positions of all layers: per layer and key/value head K as [D][16],
- * so that 16 scores come out of one vector sum, then V as [16][D]; at the end, under omit, 16 bytes
- * per layer that say which positions are present. K and V of a head take 32 * D * (2 or 4) bytes:
- * all of them begin on a border of 64 bytes. */
+ * so that 16 scores come out of one vector sum, then V as [16][D]. K and V of a head take
+ * 32 * D * (2 or 4) bytes: all of them begin on a border of 64 bytes. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/number.h"
 
@@ -21,15 +20,9 @@ static size_t key_offset(const struct kv_layer *kv, size_t head) {
     return (kv->layer * kv->kv_heads + head) * 2 * head_bytes(kv);
 }
 
-static size_t presence_offset(const struct kv_layer *kv) {
-    return kv->layers * kv->kv_heads * 2 * head_bytes(kv) + kv->layer * KV_BLOCK_TOKENS;
-}
-
 size_t cpu_kv_block_bytes(const struct kv_layer *kv) {
     assert(kv->type != DTYPE_F16);
-    size_t bytes = kv->layers * kv->kv_heads * 2 * head_bytes(kv);
-    if (kv->omit) bytes += kv->layers * KV_BLOCK_TOKENS;
-    return (bytes + 63) / 64 * 64;
+    return (kv->layers * kv->kv_heads * 2 * head_bytes(kv) + 63) / 64 * 64;
 }
 
 /* The row of the block table that a step's row uses. */
@@ -112,22 +105,12 @@ static void append_rows(void *context, size_t first, size_t end) {
             store_cached(values + t * size * element, 1, buffer_f32(append->v) + from, size,
                          kv->type);
         }
-        if (kv->omit) block[presence_offset(kv) + t] = 1;
-    }
-}
-
-/* Under omit a reused block still says what its last owner had: first all rows are absent. */
-static void mark_absent(const struct kv_append *append) {
-    for (size_t row = 0; row < append->step->rows; row++) {
-        size_t t = (size_t)buffer_i32(append->step->position)[row] % KV_BLOCK_TOKENS;
-        row_block(append->step, append->kv, row)[presence_offset(append->kv) + t] = 0;
     }
 }
 
 void cpu_kv_append(struct device *device, const struct kv_append *append) {
     const struct kv_layer *kv = append->kv;
     struct append_loop loop = {append, rows_of(append->list, append->step->rows)};
-    if (kv->omit) mark_absent(append);
     pool_run(cpu_of(device)->pool, loop.rows.count, kv->kv_heads * kv->head_size * 4, append_rows,
              &loop);
 }
@@ -159,8 +142,6 @@ static void attend_rows(const struct attention_loop *loop, size_t part, size_t f
         .block_bytes = loop->block_bytes,
         .key_offset = key_offset(kv, kv_head),
         .value_offset = key_offset(kv, kv_head) + head_bytes(kv),
-        .presence_offset = presence_offset(kv),
-        .omit = kv->omit,
         .type = kv->type,
         .scale = 1 / sqrtf((float)kv->head_size),
     };

@@ -45,15 +45,13 @@ struct query {
 };
 
 /* Attention of queries that share a sequence and a key/value head. Block b of the sequence's
- * positions begins at arena + blocks[b] * block_bytes; in it lie K [D][16], V [16][D] and, when
- * `omit`, one byte per position that is 1 where K and V are present. */
+ * positions begins at arena + blocks[b] * block_bytes; in it lie K [D][16] and V [16][D]. */
 struct attend {
     struct query queries[QUERIES_MAX];
     size_t count, head_size;
     const unsigned char *arena;
     const int32_t *blocks;
-    size_t block_bytes, key_offset, value_offset, presence_offset;
-    bool omit;
+    size_t block_bytes, key_offset, value_offset;
     enum dtype type; /* of K and V: F32 or BF16 */
     float scale;
 };

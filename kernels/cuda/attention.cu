@@ -1,276 +1,24 @@
-/* Rotary positions, the paged K/V cache, and attention over it.
+/* Attention over the paged K/V cache.
  *
- * A block of the cache holds 16 positions of all layers: per layer and key/value head K as [16][D],
- * then V as [16][D]; at the end, under omit, 16 bytes per layer that say which positions are
- * present.
- *
- * Attention computes one function in two ways. A context is cut into chunks whose length follows
- * from the length of the context alone; each chunk has an online softmax of its own over tiles of 64
- * keys; chunks are merged in ascending order. Where rows are few, a block takes one chunk, and the
- * block that comes last merges; else a block takes up to 64 pairs of (row, query head) that share a
+ * It computes one function in two ways. A context is cut into chunks whose length follows from the
+ * length of the context alone; each chunk has an online softmax of its own over tiles of 64 keys;
+ * chunks are merged in ascending order. Where rows are few, a block takes one chunk, and the block
+ * that comes last merges; else a block takes up to 64 pairs of (row, query head) that share a
  * key/value head, through all of their chunks. Every sum has the same order in both, so prefill,
  * chunked prefill and decode agree bit for bit. */
-#include "kernels/cuda/block.h"
+#include "kernels/cuda/cache.h"
 
 #include <assert.h>
 #include <math.h>
 
-#define RMS_EPSILON    1e-6f /* under the root */
-#define WARPS          4     /* of an attention block */
-#define KEYS           64    /* of a tile */
-#define TILE           16    /* of a tensor core */
+#define WARPS          CACHE_WARPS
+#define KEYS           64 /* of a tile */
+#define TILE           16 /* of a tensor core */
 #define PAIRS_MAX      64
 #define CHUNK          256 /* positions */
 #define CHUNKS_MAX     64  /* longer contexts have longer chunks */
 #define SPLIT_ROWS_MAX 64  /* more rows fill the device without splitting contexts */
 #define PARTIALS_BYTES ((size_t)64 << 20)
-
-/* ---- Layout ---------------------------------------------------------------------------------- */
-
-/* Where one layer's share of a block is. */
-struct layout {
-    unsigned char *arena;
-    size_t block_bytes, head_bytes; /* head_bytes: of K, or of V, of one head */
-    size_t first;                   /* of the layer's K of head 0 */
-    size_t presence;
-    int omit;
-};
-
-static size_t head_bytes(const struct kv_layer *kv) {
-    return KV_BLOCK_TOKENS * kv->head_size * dtype_size(kv->type);
-}
-
-size_t cuda_kv_block_bytes(const struct kv_layer *kv) {
-    assert(kv->type != DTYPE_F16);
-    size_t bytes = kv->layers * kv->kv_heads * 2 * head_bytes(kv);
-    if (kv->omit) bytes += kv->layers * KV_BLOCK_TOKENS;
-    return (bytes + 63) / 64 * 64;
-}
-
-static struct layout layout_of(const struct kv_layer *kv) {
-    struct layout layout = {};
-    layout.arena = kv->arena->data;
-    layout.block_bytes = cuda_kv_block_bytes(kv);
-    layout.head_bytes = head_bytes(kv);
-    layout.first = kv->layer * kv->kv_heads * 2 * layout.head_bytes;
-    layout.presence =
-        kv->layers * kv->kv_heads * 2 * layout.head_bytes + kv->layer * KV_BLOCK_TOKENS;
-    layout.omit = kv->omit;
-    return layout;
-}
-
-/* Rows of a step in the cache. */
-struct places {
-    const int32_t *position, *slot, *table;
-    int blocks_per_slot;
-};
-
-static struct places places_of(const struct step_rows *step) {
-    struct places places = {};
-    places.position = (const int32_t *)step->position->data;
-    places.slot = (const int32_t *)step->slot->data;
-    places.table = (const int32_t *)step->block_table->data;
-    places.blocks_per_slot = (int)step->blocks_per_slot;
-    return places;
-}
-
-static __device__ __forceinline__ unsigned char *
-block_at(const struct layout &layout, const struct places &places, int slot, int position) {
-    const int32_t *table = places.table + (size_t)slot * places.blocks_per_slot;
-    return layout.arena + (size_t)table[position / KV_BLOCK_TOKENS] * layout.block_bytes;
-}
-
-static __device__ __forceinline__ unsigned char *keys_at(const struct layout &layout,
-                                                         unsigned char *block, int head) {
-    return block + layout.first + (size_t)head * 2 * layout.head_bytes;
-}
-
-/* ---- Rotary positions ------------------------------------------------------------------------ */
-
-/* One head by one warp: out = norm and rotation of x (may be in place). table: cos, then sin. */
-template <typename In, typename Out>
-static __device__ __forceinline__ void
-rotate_head(const In *x, Out *out, int size, const float *table, enum qk_norm norm, float scale) {
-    int lane = (int)threadIdx.x % WARP, half = size / 2;
-    float squares = 0;
-    for (int i = lane; i < half && norm != QK_NORM_NONE; i += WARP) {
-        float a = number_of(x[i]), b = number_of(x[half + i]);
-        float c = table[i], s = table[half + i];
-        float u = a * c - b * s, v = b * c + a * s;
-        squares += norm == QK_NORM_BEFORE_ROPE ? a * a + b * b : u * u + v * v;
-    }
-    if (norm != QK_NORM_NONE) {
-        scale /= sqrtf(warp_sum(squares) / (float)size + RMS_EPSILON);
-    }
-    for (int i = lane; i < half; i += WARP) {
-        float a = number_of(x[i]), b = number_of(x[half + i]);
-        float c = table[i], s = table[half + i];
-        number_store(&out[i], (a * c - b * s) * scale);
-        number_store(&out[half + i], (b * c + a * s) * scale);
-    }
-}
-
-static __device__ __forceinline__ struct active rotation_rows(const struct rotation &rotation) {
-    struct active rows;
-    rows.indices = rotation.indices;
-    rows.count = rotation.count;
-    rows.most = rotation.rows;
-    return rows;
-}
-
-static __device__ __forceinline__ const float *rotation_table(const struct rotation &rotation,
-                                                              int row) {
-    return rotation.table + (size_t)rotation.position[row] * rotation.head_size;
-}
-
-template <typename T>
-static __global__ void __launch_bounds__(WARPS *WARP)
-    rotate_kernel(struct rotation rotation, T *x) {
-    struct active rows = rotation_rows(rotation);
-    int i = (int)blockIdx.x;
-    if (i >= active_count(rows)) return;
-    const float *table = rotation_table(rotation, active_row(rows, i));
-    for (int h = (int)threadIdx.x / WARP; h < rotation.heads; h += WARPS) {
-        T *head = x + ((size_t)i * rotation.heads + h) * rotation.head_size;
-        rotate_head(head, head, rotation.head_size, table, rotation.norm, rotation.scale);
-    }
-}
-
-void cuda_rotate_now(struct cuda_device *cuda, struct buffer *buffer) {
-    if (!buffer->is_rotated) return;
-    cuda_flush(cuda);
-    buffer->is_rotated = false;
-    dim3 grid((unsigned)buffer->rotation.rows), block(WARPS * WARP);
-    if (buffer->type == DTYPE_F32) {
-        LAUNCH(rotate_kernel<float>, grid, block, 0, cuda->stream, buffer->rotation,
-               (float *)buffer->data);
-    } else {
-        LAUNCH(rotate_kernel<__nv_bfloat16>, grid, block, 0, cuda->stream, buffer->rotation,
-               (__nv_bfloat16 *)buffer->data);
-    }
-}
-
-void cuda_rope(struct device *device, const struct rope *args) {
-    struct cuda_device *cuda = cuda_of(device);
-    cuda_flush(cuda);
-    cuda_rotate_now(cuda, args->x);
-    struct active rows = cuda_rows(cuda, args->list, args->step->rows);
-    if (rows.most == 0) return;
-    struct rotation *rotation = &args->x->rotation;
-    rotation->position = (const int32_t *)args->step->position->data;
-    rotation->indices = rows.indices;
-    rotation->count = rows.count;
-    rotation->rows = rows.most;
-    rotation->table = (const float *)args->table->data;
-    rotation->heads = (int)args->heads;
-    rotation->head_size = (int)args->head_size;
-    rotation->norm = args->norm;
-    rotation->scale = args->scale;
-    args->x->is_rotated = true;
-}
-
-/* The rotation that waits for `buffer`, for an operation over `rows` that will do it on the way; one
- * of other rows is done at once. `table` NULL: none. */
-static struct rotation take_rotation(struct cuda_device *cuda, const struct buffer *buffer,
-                                     struct active rows, size_t head_size) {
-    struct rotation none = {};
-    struct buffer *x = (struct buffer *)buffer;
-    if (!x->is_rotated) return none;
-    if (x->rotation.indices != rows.indices || x->rotation.rows != rows.most ||
-        x->rotation.head_size != (int)head_size) {
-        cuda_rotate_now(cuda, x);
-        return none;
-    }
-    x->is_rotated = false;
-    return x->rotation;
-}
-
-/* ---- The cache ------------------------------------------------------------------------------- */
-
-struct append {
-    struct active rows;
-    struct places places;
-    struct layout layout;
-    struct rotation rotation; /* of k */
-    int kv_heads, head_size;
-};
-
-template <typename In, typename Out>
-static __device__ __forceinline__ void copy_head(const In *x, Out *out, int size) {
-    for (int i = (int)threadIdx.x % WARP; i < size; i += WARP)
-        number_store(&out[i], number_of(x[i]));
-}
-
-template <typename T, typename Cached>
-static __global__ void __launch_bounds__(WARPS *WARP)
-    append_kernel(struct append append, const T *k, const T *v) {
-    int i = (int)blockIdx.x, size = append.head_size;
-    if (i >= active_count(append.rows)) return;
-    int row = active_row(append.rows, i), position = append.places.position[row];
-    int t = position % KV_BLOCK_TOKENS;
-    unsigned char *block =
-        block_at(append.layout, append.places, append.places.slot[row], position);
-    for (int h = (int)threadIdx.x / WARP; h < append.kv_heads; h += WARPS) {
-        size_t from = ((size_t)i * append.kv_heads + h) * size;
-        unsigned char *keys = keys_at(append.layout, block, h);
-        Cached *key = (Cached *)keys + (size_t)t * size;
-        Cached *value = (Cached *)(keys + append.layout.head_bytes) + (size_t)t * size;
-        if (append.rotation.table) {
-            rotate_head(k + from, key, size, rotation_table(append.rotation, row),
-                        append.rotation.norm, append.rotation.scale);
-        } else {
-            copy_head(k + from, key, size);
-        }
-        copy_head(v + from, value, size);
-    }
-    if (threadIdx.x != 0) return;
-    if (append.layout.omit) block[append.layout.presence + t] = 1;
-    COUNT_BYTES((size_t)2 * append.kv_heads * size * (sizeof(T) + sizeof(Cached)));
-}
-
-/* Under omit a reused block still says what its last owner had: first all rows are absent. */
-static __global__ void absent_kernel(struct active rows, struct places places,
-                                     struct layout layout) {
-    int row = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-    if (row >= active_count(rows)) return;
-    int position = places.position[row];
-    block_at(layout, places, places.slot[row],
-             position)[layout.presence + position % KV_BLOCK_TOKENS] = 0;
-}
-
-template <typename T, typename Cached>
-static void launch_append(struct cuda_device *cuda, const struct append *append,
-                          const struct kv_append *args) {
-    LAUNCH((append_kernel<T, Cached>), dim3((unsigned)append->rows.most), dim3(WARPS * WARP), 0,
-           cuda->stream, *append, (const T *)args->k->data, (const T *)args->v->data);
-}
-
-void cuda_kv_append(struct device *device, const struct kv_append *args) {
-    struct cuda_device *cuda = cuda_of(device);
-    const struct kv_layer *kv = args->kv;
-    cuda_flush(cuda);
-    cuda_rotate_now(cuda, (struct buffer *)args->v);
-    struct append append = {};
-    append.rows = cuda_rows(cuda, args->list, args->step->rows);
-    append.places = places_of(args->step);
-    append.layout = layout_of(kv);
-    append.kv_heads = (int)kv->kv_heads;
-    append.head_size = (int)kv->head_size;
-    if (kv->omit) {
-        struct active all = cuda_rows(cuda, NULL, args->step->rows);
-        LAUNCH(absent_kernel, dim3((unsigned)(all.most + THREADS - 1) / THREADS), dim3(THREADS), 0,
-               cuda->stream, all, append.places, append.layout);
-    }
-    if (append.rows.most == 0) return;
-    append.rotation = take_rotation(cuda, args->k, append.rows, kv->head_size);
-    assert(args->k->type == DTYPE_F32 || kv->type == DTYPE_BF16);
-    if (args->k->type == DTYPE_BF16)
-        launch_append<__nv_bfloat16, __nv_bfloat16>(cuda, &append, args);
-    else if (kv->type == DTYPE_BF16)
-        launch_append<float, __nv_bfloat16>(cuda, &append, args);
-    else
-        launch_append<float, float>(cuda, &append, args);
-}
 
 /* ---- Tiles of 16 x 16, by one warp ------------------------------------------------------------ */
 
@@ -357,7 +105,6 @@ template <typename Cached> struct tiles {
     float *high, *total; /* [pairs] of the chunk */
     float *merged_high, *merged_total;
     float *rescale;
-    int *present;  /* [KEYS] */
     int *position; /* [pairs]; -1: no pair */
 };
 
@@ -371,7 +118,7 @@ static __device__ __host__ __forceinline__ int whole_tiles(int size) {
 template <typename Cached> static size_t tiles_bytes(int pairs, int head_size) {
     int stride = whole_tiles(head_size) + 8;
     return sizeof(Cached) * ((size_t)(pairs + 2 * KEYS) * stride + (size_t)pairs * P_STRIDE) +
-           sizeof(float) * ((size_t)pairs * (S_STRIDE + 2 * stride + 6) + KEYS);
+           sizeof(float) * (size_t)pairs * (S_STRIDE + 2 * stride + 6);
 }
 
 template <typename Cached>
@@ -393,7 +140,6 @@ static __device__ __forceinline__ struct tiles<Cached> tiles_of(unsigned char *m
     tiles.merged_total = tiles.merged_high + pairs;
     tiles.rescale = tiles.merged_total + pairs;
     tiles.position = (int *)(tiles.rescale + pairs);
-    tiles.present = tiles.position + pairs;
     return tiles;
 }
 
@@ -465,28 +211,20 @@ static __device__ __forceinline__ void load_keys(const struct attend &attend,
                                                  int first, int end) {
     int size = attend.head_size, kv_head = (int)blockIdx.y / attend.parts_per_group;
     const int per_vector = (int)(sizeof(uint4) / sizeof(Cached));
-    for (int t = (int)threadIdx.x; t < KEYS; t += WARPS * WARP) {
-        bool present = first + t < end;
-        if (present && attend.layout.omit) {
-            const unsigned char *block = block_at(attend.layout, attend.places, slot, first + t);
-            present = block[attend.layout.presence + (first + t) % KV_BLOCK_TOKENS];
-        }
-        tiles.present[t] = present;
-        if (present) COUNT_BYTES(2 * (size_t)size * sizeof(Cached));
-    }
-    __syncthreads();
+    int keys = end - first < KEYS ? end - first : KEYS;
+    if (threadIdx.x == 0) COUNT_BYTES((size_t)keys * 2 * size * sizeof(Cached));
     bool by_vector = size % TILE == 0;
     int step = by_vector ? per_vector : 1, steps = tiles.width / step;
     for (int at = (int)threadIdx.x; at < KEYS * steps; at += WARPS * WARP) {
         int t = at / steps, d = at % steps * step, to = t * tiles.stride + d;
-        bool is_loaded = tiles.present[t] && d < size;
+        bool is_loaded = t < keys && d < size;
         const Cached *key = NULL, *value = NULL;
         if (is_loaded) {
             int position = first + t;
             unsigned char *block = block_at(attend.layout, attend.places, slot, position);
-            unsigned char *keys = keys_at(attend.layout, block, kv_head);
-            key = (const Cached *)keys + (size_t)(position % KV_BLOCK_TOKENS) * size + d;
-            value = (const Cached *)(keys + attend.layout.head_bytes) +
+            unsigned char *head = keys_at(attend.layout, block, kv_head);
+            key = (const Cached *)head + (size_t)(position % KV_BLOCK_TOKENS) * size + d;
+            value = (const Cached *)(head + attend.layout.head_bytes) +
                     (size_t)(position % KV_BLOCK_TOKENS) * size + d;
         }
         if (by_vector) {
@@ -508,8 +246,7 @@ static __device__ __forceinline__ void weigh_tile(const struct tiles<Cached> &ti
     float score[2], top = -INFINITY, high = tiles.high[pair];
     for (int i = 0; i < 2; i++) {
         int t = lane + i * WARP;
-        bool visible = tiles.present[t] && first + t <= position;
-        score[i] = visible ? tiles.s[pair * S_STRIDE + t] * scale : -INFINITY;
+        score[i] = first + t <= position ? tiles.s[pair * S_STRIDE + t] * scale : -INFINITY;
         top = score[i] > top ? score[i] : top;
     }
     top = warp_largest(top);
@@ -536,7 +273,7 @@ static __device__ __forceinline__ void merge_chunk(const struct tiles<Cached> &t
                                                    int size) {
     int lane = (int)threadIdx.x % WARP;
     float before = tiles.merged_high[pair], now = high > before ? high : before;
-    if (high == -INFINITY) return; /* nobody was present */
+    if (high == -INFINITY) return; /* it saw none of these keys */
     float keep = expf(before - now), add = expf(high - now);
     for (int d = lane; d < size; d += WARP) {
         float *sum = &tiles.sum[pair * tiles.stride + d];

@@ -4,7 +4,8 @@
 
 #include "kernels/cuda/cuda.h"
 
-#define ALL_LANES 0xffffffffu
+#define ALL_LANES   0xffffffffu
+#define RMS_EPSILON 1e-6f /* under the root */
 
 static __device__ __forceinline__ float number_of(float x) {
     return x;

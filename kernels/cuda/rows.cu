@@ -4,8 +4,6 @@
 
 #include <math.h>
 
-#define RMS_EPSILON 1e-6f /* under the root */
-
 /* ---- Packing --------------------------------------------------------------------------------- */
 
 template <typename In, typename Out>

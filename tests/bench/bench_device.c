@@ -151,8 +151,7 @@ static void make_state(struct bench *bench, size_t positions) {
     bench->hidden_gate = activation(bench, shape->inner);
     bench->up = activation(bench, shape->inner);
     bench->f = activation(bench, shape->width);
-    struct kv_layer kv = {NULL,       0,    shape->blocks, shape->kv_heads, shape->head_size,
-                          DTYPE_BF16, false};
+    struct kv_layer kv = {NULL, 0, shape->blocks, shape->kv_heads, shape->head_size, DTYPE_BF16};
     size_t blocks = positions / KV_BLOCK_TOKENS + rows;
     bench->arena =
         floats(bench, NULL, blocks * bench->kernels->kv_block_bytes(&kv) / sizeof(float));
@@ -178,7 +177,7 @@ static void run_attention(struct bench *bench, size_t block, const struct row_li
     const struct block *weights = &bench->blocks[block];
     size_t rows = bench->step.rows;
     struct kv_layer kv = {bench->arena,     block,      shape->blocks, shape->kv_heads,
-                          shape->head_size, DTYPE_BF16, false};
+                          shape->head_size, DTYPE_BF16};
     multiply(bench, bench->r, weights->k, bench->k, rows, NULL);
     multiply(bench, bench->r, weights->v, bench->v, rows, NULL);
     rotate(bench, bench->k, shape->kv_heads, NULL);

@@ -155,7 +155,7 @@ static void step_create(struct bench_step *step) {
                                DIRECTIONS,
                                0.3f,
                                1.0f};
-    step->kv = (struct kv_layer){NULL, 0, 1, 1, HEAD_SIZE, DTYPE_F32, false};
+    step->kv = (struct kv_layer){NULL, 0, 1, 1, HEAD_SIZE, DTYPE_F32};
     size_t block = device->kernels->kv_block_bytes(&step->kv);
     step->kv.arena = random_buffer(ROWS_MAX * CONTEXT / 16 * block / sizeof(float));
     step->r = random_buffer(ROWS_MAX * WIDTH);

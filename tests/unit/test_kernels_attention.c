@@ -107,15 +107,13 @@ static void test_rope(void **state) {
 struct shape {
     size_t heads, kv_heads, head_size;
     enum dtype type;
-    bool omit;
+    bool listed; /* steps have rows besides, which are not on the list */
 };
 
-/* Sequence s at position p has row s * CONTEXT + p of q, k and v. Under omit, `runs` says who is
- * present. */
+/* Sequence s at position p has row s * CONTEXT + p of q, k and v. */
 struct story {
     struct shape shape;
     float *q, *k, *v;
-    bool runs[SLOTS * CONTEXT];
 };
 
 static void story_create(struct story *story, struct shape shape) {
@@ -124,12 +122,6 @@ static void story_create(struct story *story, struct shape shape) {
     story->k = random_floats(SLOTS * CONTEXT * shape.kv_heads * shape.head_size, 3);
     story->v = random_floats(SLOTS * CONTEXT * shape.kv_heads * shape.head_size, 4);
     for (size_t i = 0; i < SLOTS * CONTEXT * shape.heads * shape.head_size; i++) story->q[i] *= 3;
-    for (size_t i = 0; i < SLOTS * CONTEXT; i++) {
-        /* Under omit: gaps of every kind; sequence 2 begins with two blocks in which nobody is
-         * present. */
-        bool gap = i % 3 == 1 || i % CONTEXT == 15 || (i / CONTEXT == 2 && i % CONTEXT < 33);
-        story->runs[i] = !shape.omit || !gap;
-    }
 }
 
 static void story_destroy(struct story *story) {
@@ -147,8 +139,7 @@ struct cache {
     size_t max_rows;
 };
 
-/* The arena is full of what another owner left: NaN in every number, every position marked present.
- */
+/* The arena is full of what another owner left: NaN in every number. */
 static bool cache_open(struct cache *cache, const struct shape *shape, const char *isa,
                        size_t threads, size_t max_rows) {
     struct bench *bench = &cache->bench;
@@ -156,12 +147,11 @@ static bool cache_open(struct cache *cache, const struct shape *shape, const cha
     if (!bench_open(bench, isa, threads)) return false;
     for (int32_t i = 0; i < BLOCKS; i++)
         table[i] = (i * 7 + 3) % BLOCKS; /* 7 and 24 share no factor */
-    cache->kv =
-        (struct kv_layer){NULL, 1, 2, shape->kv_heads, shape->head_size, shape->type, shape->omit};
+    cache->kv = (struct kv_layer){NULL, 1, 2, shape->kv_heads, shape->head_size, shape->type};
     size_t block = bench->kernels->kv_block_bytes(&cache->kv);
     size_t kv_bytes =
         2 * 2 * KV_BLOCK_TOKENS * shape->kv_heads * shape->head_size * dtype_size(shape->type);
-    assert_in_range(block, kv_bytes, kv_bytes + (shape->omit ? 2 * KV_BLOCK_TOKENS : 0) + 63);
+    assert_in_range(block, kv_bytes, kv_bytes + 63);
     unsigned char *dirty = allocate(BLOCKS * block);
     memset(dirty, 0xff, BLOCKS * block);
     cache->kv.arena = bench_buffer(bench, dirty, BLOCKS * block);
@@ -191,8 +181,8 @@ static void put_row(const struct cache *cache, struct buffer *to, size_t at, con
                                 from + index * floats, floats * sizeof *from);
 }
 
-/* One step over rows[i] = sequence * CONTEXT + position. Rows that do not run have no q, and under
- * omit no k and v. Answers go to out[rows[i]]. */
+/* One step over rows[i] = sequence * CONTEXT + position; answers go to out[rows[i]]. Where rows are
+ * listed, each comes behind one that is not, and has no q, k and v: none of it may show. */
 static void cache_step(struct cache *cache, const struct story *story, const int32_t *rows,
                        size_t count, float *out) {
     const struct shape *shape = &story->shape;
@@ -200,30 +190,31 @@ static void cache_step(struct cache *cache, const struct story *story, const int
     struct device *device = cache->bench.device;
     size_t q_floats = shape->heads * shape->head_size,
            k_floats = shape->kv_heads * shape->head_size;
-    int32_t running = 0;
+    int32_t listed = (int32_t)count;
+    size_t stride = shape->listed ? 2 : 1;
     for (size_t i = 0; i < count; i++) {
-        int32_t position = rows[i] % CONTEXT, slot = rows[i] / CONTEXT, index = (int32_t)i;
-        size_t row = (size_t)rows[i], packed = (size_t)running;
-        kernels->write(device, cache->step.position, i * sizeof index, &position, sizeof position);
-        kernels->write(device, cache->step.slot, i * sizeof index, &slot, sizeof slot);
-        if (!story->runs[row]) continue;
-        kernels->write(device, cache->list.indices, packed * sizeof index, &index, sizeof index);
-        put_row(cache, cache->q, packed, story->q, row, q_floats);
-        put_row(cache, cache->k, packed, story->k, row, k_floats);
-        put_row(cache, cache->v, packed, story->v, row, k_floats);
-        running++;
+        int32_t position = rows[i] % CONTEXT, slot = rows[i] / CONTEXT;
+        int32_t index = (int32_t)(stride * i + stride - 1);
+        size_t row = (size_t)rows[i];
+        for (size_t at = stride * i; at <= (size_t)index; at++) {
+            kernels->write(device, cache->step.position, at * sizeof index, &position,
+                           sizeof position);
+            kernels->write(device, cache->step.slot, at * sizeof index, &slot, sizeof slot);
+        }
+        kernels->write(device, cache->list.indices, i * sizeof index, &index, sizeof index);
+        put_row(cache, cache->q, i, story->q, row, q_floats);
+        put_row(cache, cache->k, i, story->k, row, k_floats);
+        put_row(cache, cache->v, i, story->v, row, k_floats);
     }
-    cache->step.rows = count;
-    kernels->write(device, cache->list.count, 0, &running, sizeof running);
-    const struct row_list *list = shape->omit ? &cache->list : NULL;
+    cache->step.rows = stride * count;
+    kernels->write(device, cache->list.count, 0, &listed, sizeof listed);
+    const struct row_list *list = shape->listed ? &cache->list : NULL;
     kernels->kv_append(device,
                        &(struct kv_append){&cache->step, &cache->kv, cache->k, cache->v, list});
     kernels->attention(device, &(struct attention){&cache->step, &cache->kv, cache->q, cache->out,
                                                    shape->heads, list});
-    size_t from = 0;
     for (size_t i = 0; i < count; i++) {
-        if (!story->runs[rows[i]]) continue;
-        kernels->read(device, cache->out, from++ * q_floats * sizeof *out,
+        kernels->read(device, cache->out, i * q_floats * sizeof *out,
                       out + (size_t)rows[i] * q_floats, q_floats * sizeof *out);
     }
 }
@@ -233,7 +224,7 @@ static bool run_story(const struct story *story, const char *isa, size_t threads
                       size_t length, float *out) {
     struct cache cache;
     int32_t rows[SLOTS * CONTEXT];
-    if (!cache_open(&cache, &story->shape, isa, threads, SLOTS * chunk)) return false;
+    if (!cache_open(&cache, &story->shape, isa, threads, 2 * SLOTS * chunk)) return false;
     for (size_t first = 0; first < length; first += chunk) {
         size_t count = 0;
         for (size_t s = 0; s < SLOTS; s++) {
@@ -266,16 +257,15 @@ static void attention_reference(const struct story *story, size_t row, size_t he
         double sum = 0;
         for (size_t i = 0; i < size; i++) sum += q[i] * cached(story, story->k, p, kv_head, i);
         score[p - start] = sum / sqrt((double)size);
-        if (story->runs[p]) top = fmax(top, score[p - start]);
+        top = fmax(top, score[p - start]);
     }
     for (size_t i = 0; i < size; i++) out[i] = 0;
     for (size_t p = start; p <= row; p++) {
-        if (!story->runs[p]) continue;
         double weight = exp(score[p - start] - top);
         total += weight;
         for (size_t i = 0; i < size; i++) out[i] += weight * cached(story, story->v, p, kv_head, i);
     }
-    for (size_t i = 0; i < size && total > 0; i++) out[i] /= total;
+    for (size_t i = 0; i < size; i++) out[i] /= total;
 }
 
 /* With a bf16 cache a tensor core takes queries and weights in bf16 too. */
@@ -284,7 +274,7 @@ static void check_story(const struct story *story, const float *out, size_t leng
     double tolerance = shape->type == DTYPE_BF16 && !is_cpu_tested() ? 1e-2 : 3e-6;
     double *expected = allocate(shape->head_size * sizeof *expected);
     for (size_t row = 0; row < SLOTS * CONTEXT; row++) {
-        if (row % CONTEXT >= length || !story->runs[row]) continue;
+        if (row % CONTEXT >= length) continue;
         for (size_t h = 0; h < shape->heads; h++) {
             const float *got = out + (row * shape->heads + h) * shape->head_size;
             attention_reference(story, row, h, expected);
@@ -344,30 +334,6 @@ static void test_attention_same_bits(void **state) {
     }
 }
 
-/* A row listed for attention though nobody, itself included, is present: its answer is zero. */
-static void test_nobody_present(void **state) {
-    struct shape shape = {3, 1, 40, DTYPE_F32, true};
-    (void)state;
-    for (size_t isa = 0; isa < ISA_COUNT; isa++) {
-        struct cache cache;
-        struct story story;
-        float out[120];
-        if (!cache_open(&cache, &shape, isa_names[isa], 1, 1)) continue;
-        story_create(&story, shape);
-        story.runs[0] = false;
-        cache_step(&cache, &story, (int32_t[]){0}, 1, NULL);
-        for (size_t i = 0; i < 120; i++) out[i] = 1;
-        cache.bench.kernels->write(cache.bench.device, cache.out, 0, out, sizeof out);
-        cache.bench.kernels->attention(
-            cache.bench.device,
-            &(struct attention){&cache.step, &cache.kv, cache.q, cache.out, 3, NULL});
-        bench_read(&cache.bench, cache.out, out, sizeof out);
-        for (size_t i = 0; i < 120; i++) assert_true(out[i] == 0);
-        story_destroy(&story);
-        bench_close(&cache.bench);
-    }
-}
-
 /* Scores far apart neither overflow nor lose the largest. */
 static void test_extreme_scores(void **state) {
     struct shape shape = {1, 1, 16, DTYPE_F32, false};
@@ -394,7 +360,6 @@ int main(void) {
         cmocka_unit_test(test_rope),
         cmocka_unit_test(test_attention),
         cmocka_unit_test(test_attention_same_bits),
-        cmocka_unit_test(test_nobody_present),
         cmocka_unit_test(test_extreme_scores),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

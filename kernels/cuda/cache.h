@@ -1,0 +1,79 @@
+/* The paged K/V cache as the device sees it, and the rotation that q and k wait for: shared by those
+ * who write the cache and those who read it.
+ *
+ * A block of the cache holds 16 positions of all layers: per layer and key/value head K as [16][D],
+ * then V as [16][D]. */
+#ifndef FATHOM_CUDA_CACHE_H
+#define FATHOM_CUDA_CACHE_H
+
+#include "kernels/cuda/block.h"
+
+#define CACHE_WARPS 4 /* of a block that reads or writes the cache */
+
+/* Where one layer's share of a block is. */
+struct layout {
+    unsigned char *arena;
+    size_t block_bytes, head_bytes; /* head_bytes: of K, or of V, of one head */
+    size_t first;                   /* of the layer's K of head 0 */
+};
+
+/* Rows of a step in the cache. */
+struct places {
+    const int32_t *position, *slot, *table;
+    int blocks_per_slot;
+};
+
+struct layout layout_of(const struct kv_layer *kv);
+struct places places_of(const struct step_rows *step);
+
+/* The rotation that waits for `buffer`, for an operation over `rows` that will do it on the way; one
+ * of other rows is done at once. `table` NULL: none. */
+struct rotation take_rotation(struct cuda_device *cuda, const struct buffer *buffer,
+                              struct active rows, size_t head_size);
+
+static __device__ __forceinline__ unsigned char *
+block_at(const struct layout &layout, const struct places &places, int slot, int position) {
+    const int32_t *table = places.table + (size_t)slot * places.blocks_per_slot;
+    return layout.arena + (size_t)table[position / KV_BLOCK_TOKENS] * layout.block_bytes;
+}
+
+static __device__ __forceinline__ unsigned char *keys_at(const struct layout &layout,
+                                                         unsigned char *block, int head) {
+    return block + layout.first + (size_t)head * 2 * layout.head_bytes;
+}
+
+/* One head by one warp: out = norm and rotation of x (may be in place). table: cos, then sin. */
+template <typename In, typename Out>
+static __device__ __forceinline__ void
+rotate_head(const In *x, Out *out, int size, const float *table, enum qk_norm norm, float scale) {
+    int lane = (int)threadIdx.x % WARP, half = size / 2;
+    float squares = 0;
+    for (int i = lane; i < half && norm != QK_NORM_NONE; i += WARP) {
+        float a = number_of(x[i]), b = number_of(x[half + i]);
+        float c = table[i], s = table[half + i];
+        float u = a * c - b * s, v = b * c + a * s;
+        squares += norm == QK_NORM_BEFORE_ROPE ? a * a + b * b : u * u + v * v;
+    }
+    if (norm != QK_NORM_NONE) {
+        scale /= sqrtf(warp_sum(squares) / (float)size + RMS_EPSILON);
+    }
+    for (int i = lane; i < half; i += WARP) {
+        float a = number_of(x[i]), b = number_of(x[half + i]);
+        float c = table[i], s = table[half + i];
+        number_store(&out[i], (a * c - b * s) * scale);
+        number_store(&out[half + i], (b * c + a * s) * scale);
+    }
+}
+
+static __device__ __forceinline__ const float *rotation_table(const struct rotation &rotation,
+                                                              int row) {
+    return rotation.table + (size_t)rotation.position[row] * rotation.head_size;
+}
+
+template <typename In, typename Out>
+static __device__ __forceinline__ void copy_head(const In *x, Out *out, int size) {
+    for (int i = (int)threadIdx.x % WARP; i < size; i += WARP)
+        number_store(&out[i], number_of(x[i]));
+}
+
+#endif
