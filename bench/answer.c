@@ -56,7 +56,6 @@ static bool take_count(const json_t *usage, const char *name, size_t *count) {
 
 static bool take_usage(struct answer *answer, const json_t *usage) {
     if (!json_is_object(usage)) return true;
-    answer->has_usage = true;
     return take_count(usage, "prompt_tokens", &answer->prompt_tokens) &&
            take_count(usage, "completion_tokens", &answer->output_tokens) &&
            take_count(json_object_get(usage, "prompt_tokens_details"), "cached_tokens",
@@ -84,10 +83,12 @@ static bool choice_has_text(const json_t *choice) {
            has_characters(delta, "reasoning_content") || has_characters(delta, "reasoning");
 }
 
-static void count_chunk(struct answer *answer) {
+/* As vLLM's benchmark counts: a token may show no text, and its time is one all the same. */
+static void count_chunk(struct answer *answer, bool has_text) {
     answer->chunks++;
-    if (answer->first_ns == 0) {
-        answer->first_ns = answer->previous_ns = answer->now_ns;
+    answer->text_chunks += has_text;
+    if (answer->chunks == 1) {
+        answer->first_ns = answer->now_ns;
         return;
     }
     if (answer->gap_count == answer->gap_capacity) {
@@ -97,9 +98,8 @@ static void count_chunk(struct answer *answer) {
         answer->gaps = grown;
         answer->gap_capacity = capacity;
     }
-    double gap = (double)(answer->now_ns - answer->previous_ns) / 1e9;
+    double gap = (double)(answer->now_ns - answer->last_ns) / 1e9;
     answer->gaps[answer->gap_count++] = (float)gap;
-    answer->previous_ns = answer->now_ns;
 }
 
 static void take_choices(struct answer *answer, const json_t *choices) {
@@ -111,10 +111,8 @@ static void take_choices(struct answer *answer, const json_t *choices) {
         if (json_is_string(json_object_get(choice, "finish_reason"))) answer->got_finish = true;
     }
     if (json_array_size(choices) == 0) return;
+    if (answer->is_stream) count_chunk(answer, text);
     answer->last_ns = answer->now_ns;
-    if (!text) return;
-    answer->got_text = true;
-    if (answer->is_stream) count_chunk(answer);
 }
 
 static const char *error_message(const json_t *error) {
@@ -275,7 +273,7 @@ static void judge(struct answer *answer) {
         answer_fail(answer, FAILURE_TRUNCATED, "neither finish_reason nor [DONE] came");
     else if (answer->last_ns == 0)
         answer_fail(answer, FAILURE_CONTENT, "no choices came");
-    if (!answer->has_usage) answer->output_tokens = answer->chunks;
+    if (answer->output_tokens == 0) answer->output_tokens = answer->text_chunks;
     answer->complete = true;
 }
 

@@ -40,12 +40,12 @@ struct answer {
     int status;       /* 0: no status line came */
     bool keeps_alive; /* the connection may carry another request */
     bool is_stream;
-    bool has_usage;
-    size_t prompt_tokens, output_tokens, cached_tokens; /* output_tokens: chunks without a usage */
-    char quality[ANSWER_QUALITY_MAX];                   /* as the server names it; empty: not */
-    size_t chunks;                                      /* events with text */
-    uint64_t first_ns, last_ns; /* of a chunk with text, of one with choices; 0: none came */
-    float *gaps;                /* [gap_count] seconds between chunks with text */
+    /* As the usage states them. Without it output_tokens are the chunks with text. */
+    size_t prompt_tokens, output_tokens, cached_tokens;
+    char quality[ANSWER_QUALITY_MAX]; /* as the server names it; empty: not */
+    size_t chunks;                    /* events of a stream with choices, be their text empty */
+    uint64_t first_ns, last_ns;       /* of a chunk; 0: none came. last_ns also of a whole body */
+    float *gaps;                      /* [gap_count] seconds between chunks */
     size_t gap_count;
 
     /* The reading. */
@@ -55,8 +55,9 @@ struct answer {
     size_t head_bytes, gap_capacity;
     char field[16], value[32]; /* of the header under way, cut to fit */
     size_t field_length, value_length;
-    uint64_t now_ns, previous_ns;
-    bool complete, got_done, got_finish, got_text;
+    size_t text_chunks;
+    uint64_t now_ns;
+    bool complete, got_done, got_finish;
 };
 
 void answer_init(struct answer *answer);

@@ -1,11 +1,13 @@
 /* A load generator for OpenAI-compatible servers: what `fathom bench` does.
  *
- * Definitions are those of vLLM's serving benchmark, seen from the client:
- *   TTFT  from sending the request (connecting included) to the first chunk with text
- *   ITL   between one chunk with text and the next
- *   E2E   from sending to the last chunk with choices, or the end of an answer that is not streamed
+ * Definitions are those of vLLM's serving benchmark, seen from the client. A chunk is an event that
+ * has choices; their text may be empty (a special token, half a character, a chat's role).
+ *   TTFT  from sending the request (connecting included) to the first chunk
+ *   ITL   between one chunk and the next; chunks that come in one read are 0 apart
+ *   E2E   from sending to the last chunk, or the end of an answer that is not streamed
  *   TPOT  (E2E - TTFT) / (output tokens - 1), of answers with two tokens or more
- * Tokens are those that the server's usage states, else chunks are counted.
+ * Output tokens are those that the server's usage states; where it states none, chunks with text
+ * are counted. A chunk may hold several tokens: ITL is then so much longer than TPOT.
  *
  * One thread, one libuv loop. The workload is a function of the seed alone.
  */

@@ -70,6 +70,9 @@ static void print_point(const struct report *report, const struct run_result *po
     print_distribution(out, "TPOT", &all.tpot);
     print_distribution(out, "ITL", &all.itl);
     print_distribution(out, "E2E", &all.latency);
+    if (all.chunks && all.chunks != all.output_tokens)
+        fprintf(out, "  ITL is between chunks, which held %.2f tokens each\n",
+                (double)all.output_tokens / (double)all.chunks);
     if (point->held)
         fprintf(out, "  %zu requests waited for --max-in-flight; their wait is in the latency\n",
                 point->held);
@@ -159,6 +162,7 @@ static void json_summary(const struct report *report, const struct summary *summ
     json_number(out, "prompt_tokens", (double)summary->prompt_tokens);
     json_number(out, "output_tokens", (double)summary->output_tokens);
     json_number(out, "cached_tokens", (double)summary->cached_tokens);
+    json_number(out, "chunks", (double)summary->chunks);
     json_number(out, "requests_per_second", rate(summary->completed, seconds));
     json_number(out, "output_tokens_per_second", rate(summary->output_tokens, seconds));
     json_number(out, "total_tokens_per_second",
@@ -239,7 +243,7 @@ static void csv_number(struct text_buffer *out, double value) {
 void report_write_csv(const struct report *report, struct text_buffer *out) {
     static const char *const outcomes[] = {"completed", "failed", "cancelled"};
     text_append_string(out, "point,conversation,turn,quality,outcome,failure,status,start_s,ttft_s,"
-                            "tpot_s,e2e_s,prompt_tokens,output_tokens,cached_tokens\n");
+                            "tpot_s,e2e_s,prompt_tokens,output_tokens,cached_tokens,chunks\n");
     for (size_t i = 0; i < report->point_count; i++) {
         const struct run_result *point = &report->points[i];
         for (size_t j = 0; j < point->records.count; j++) {
@@ -254,8 +258,8 @@ void report_write_csv(const struct report *report, struct text_buffer *out) {
             csv_number(out, record->ttft);
             csv_number(out, record->tpot);
             csv_number(out, record->latency);
-            text_append_format(out, ",%u,%u,%u\n", record->prompt_tokens, record->output_tokens,
-                               record->cached_tokens);
+            text_append_format(out, ",%u,%u,%u,%u\n", record->prompt_tokens, record->output_tokens,
+                               record->cached_tokens, record->chunks);
         }
     }
 }

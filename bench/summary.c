@@ -69,6 +69,7 @@ void run_records_add(struct run_records *records, const struct record *partial,
     record->prompt_tokens = (uint32_t)answer->prompt_tokens;
     record->output_tokens = (uint32_t)answer->output_tokens;
     record->cached_tokens = (uint32_t)answer->cached_tokens;
+    record->chunks = (uint32_t)answer->chunks;
     record->tier = run_records_tier(records, answer->quality[0] ? answer->quality
                                              : asked            ? asked
                                                                 : "");
@@ -179,6 +180,7 @@ struct summary summary_of(const struct run_records *records, int tier, double se
         summary.prompt_tokens += record->prompt_tokens;
         summary.output_tokens += record->output_tokens;
         summary.cached_tokens += record->cached_tokens;
+        summary.chunks += record->chunks;
     }
     size_t most = records->count > records->gap_count ? records->count : records->gap_count;
     double *values = calloc(most + 1, sizeof *values);

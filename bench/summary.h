@@ -14,7 +14,7 @@ struct record {
     uint64_t conversation;
     double start, ttft, tpot, latency; /* start: since the run began */
     size_t gap_first, gap_count;       /* into run_records.gaps */
-    uint32_t turn, prompt_tokens, output_tokens, cached_tokens;
+    uint32_t turn, prompt_tokens, output_tokens, cached_tokens, chunks;
     enum outcome outcome;
     enum failure failure;
     int status;
@@ -64,7 +64,7 @@ int slo_parse(const char *text, struct slo *slo, struct error *error);
 
 struct summary {
     size_t completed, failed, cancelled, good, failures[FAILURE_KINDS];
-    uint64_t prompt_tokens, output_tokens, cached_tokens; /* of completed requests */
+    uint64_t prompt_tokens, output_tokens, cached_tokens, chunks; /* of completed requests */
     double seconds;
     struct distribution ttft, tpot, itl, latency; /* of completed requests */
 };

@@ -328,13 +328,52 @@ def test_times_are_the_servers(endpoint):
         connection.sendall(DONE)
         return "close"
 
+    start = time.monotonic()
     point = bench(endpoint(slow).url, "--model", "m", "-c", 1, "-n", 10)["points"][0]
+    seconds = time.monotonic() - start
     assert point["output_tokens"] == 50
-    assert 60 <= point["ttft_ms"]["p50"] < 100
-    assert 40 <= point["tpot_ms"]["p50"] < 60 and 40 <= point["itl_ms"]["p50"] < 60
-    assert 220 <= point["e2e_ms"]["p50"] < 320
-    e2e, ttft, tpot = (point[name]["mean"] for name in ("e2e_ms", "ttft_ms", "tpot_ms"))
-    assert abs(tpot - (e2e - ttft) / 4) < 0.01
+    assert all(point[name]["count"] == 10 for name in ("ttft_ms", "tpot_ms", "e2e_ms"))
+    e2e, ttft, tpot, itl = (point[f"{name}_ms"]["mean"] for name in ("e2e", "ttft", "tpot", "itl"))
+    # Not shorter than the server slept; all together, one after another, not longer than it took.
+    assert ttft >= 60 and tpot >= 40 and e2e >= 220
+    assert 10 * e2e <= 1000 * point["seconds"] <= 1000 * seconds
+    assert tpot == pytest.approx(itl, rel=1e-4) == pytest.approx((e2e - ttft) / 4, rel=1e-4)
+
+
+def paced(texts, tokens):
+    """A chunk of each text, 40 ms apart; the usage states `tokens`."""
+    def answer(connection, number, body):
+        connection.sendall(STREAM)
+        for text in texts:
+            time.sleep(0.04)
+            connection.sendall(EVENT.replace(b'"a"', json.dumps(text).encode()))
+        usage = json.dumps({"choices": [], "usage": {"completion_tokens": tokens}}).encode()
+        connection.sendall(b"data: " + usage + b"\n\n" + DONE)
+        return "close"
+    return answer
+
+
+@pytest.mark.parametrize("texts, tokens", [
+    (["", "a", "", "", "b"], 5),  # half a character, a special token: times all the same
+    (["ab", "cd", "ef"], 6),
+], ids=["tokens without text", "two tokens in each chunk"])
+def test_chunks_are_timed_and_tokens_counted(endpoint, texts, tokens):
+    """ITL is between chunks, TPOT is per token: the time from the first chunk to the last, parted
+    in two ways."""
+    point = bench(endpoint(paced(texts, tokens)).url, "--model", "m", "-c", 1, "-n", 4)["points"][0]
+    gaps = len(texts) - 1
+    assert point["chunks"] == 4 * len(texts) and point["output_tokens"] == 4 * tokens
+    assert point["ttft_ms"]["count"] == 4 and point["itl_ms"]["count"] == 4 * gaps
+    assert point["ttft_ms"]["p50"] >= 40 and point["itl_ms"]["mean"] >= 40
+    assert point["itl_ms"]["mean"] * gaps == pytest.approx(
+        point["tpot_ms"]["mean"] * (tokens - 1), rel=1e-4)
+
+
+def test_the_table_says_why_itl_is_not_tpot(endpoint):
+    server = endpoint(paced(["ab", "cd"], 5))
+    done = subprocess.run(command(server.url, "--model", "m", "-n", 2, *PATIENT),
+                          capture_output=True, text=True, timeout=60, env=environment())
+    assert "ITL is between chunks, which held 2.50 tokens each" in done.stdout
 
 
 def test_names_from_a_server_are_escaped(endpoint, tmp_path):

@@ -30,7 +30,8 @@ static void check_answer(const struct answer *answer) {
     for (const char *c = answer->quality; *c; c++) check(*c > 0x20 && *c < 0x7f);
     check(answer->failure != FAILURE_NONE || (answer->status == 200 && answer->last_ns > 0));
     check(answer->prompt_tokens <= ANSWER_TOKENS_MAX && answer->cached_tokens <= ANSWER_TOKENS_MAX);
-    check(answer->chunks == 0 || (answer->is_stream && answer->got_text));
+    check(answer->chunks == 0 || answer->is_stream);
+    check(answer->text_chunks <= answer->chunks);
     check(answer->chunks == 0 ? answer->gap_count == 0 : answer->gap_count == answer->chunks - 1);
     check(answer->first_ns <= answer->last_ns);
     for (size_t i = 0; i < answer->gap_count; i++) check(answer->gaps[i] >= 0);

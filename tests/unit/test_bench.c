@@ -285,6 +285,7 @@ static void add(struct run_records *records, enum outcome outcome, const char *t
                             .prompt_tokens = 2,
                             .gaps = gaps,
                             .gap_count = 2,
+                            .chunks = 3,
                             .detail = "why",
                             .failure = outcome == OUTCOME_FAILED ? FAILURE_CLOSED : FAILURE_NONE};
     struct record record = {.outcome = outcome,
@@ -315,6 +316,7 @@ static void summaries_tell_tiers_apart(void **state) {
     assert_int_equal(all.good, 2);
     assert_int_equal(all.output_tokens, 27);
     assert_int_equal(all.prompt_tokens, 6);
+    assert_int_equal(all.chunks, 9);
     assert_int_equal(all.itl.count, 6);
     assert_near(all.itl.mean, 0.02, 1e-6);
     assert_int_equal(all.tpot.count, 0);

@@ -49,8 +49,12 @@ static const struct {
      4},
     {"no usage: chunks are counted",
      STREAM_HEAD TEXT_EVENT("a", "null") TEXT_EVENT("b", "\"stop\"") DONE, FAILURE_NONE, 2, 2},
-    {"an empty text is no chunk",
-     STREAM_HEAD TEXT_EVENT("a", "null") TEXT_EVENT("", "\"stop\"") DONE, FAILURE_NONE, 1, 1},
+    {"a chunk without text counts, but as a token only in a usage",
+     STREAM_HEAD TEXT_EVENT("a", "null") TEXT_EVENT("", "\"stop\"") DONE, FAILURE_NONE, 2, 1},
+    {"a usage that counts nothing is none",
+     STREAM_HEAD TEXT_EVENT("a", "null") TEXT_EVENT("b", "\"stop\"") "data: {\"choices\":[],"
+                                                                     "\"usage\":{}}\n\n" DONE,
+     FAILURE_NONE, 2, 2},
     {"CR LF, comments, fields and split data",
      STREAM_HEAD ": ping\r\n\r\nevent: x\r\nid: 1\r\ndata: {\"choices\":\r\n"
                  "data:[{\"text\":\"a\"}]}\r\n\r\ndata:[DONE]\r\n\r\n",
@@ -61,7 +65,7 @@ static const struct {
      STREAM_HEAD "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n"
                  "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n"
                  "data: {\"choices\":[{\"delta\":{\"reasoning_content\":\"b\"}}]}\n\n" DONE,
-     FAILURE_NONE, 2, 2},
+     FAILURE_NONE, 3, 2},
     {"finish_reason without [DONE]", STREAM_HEAD TEXT_EVENT("a", "\"stop\""), FAILURE_NONE, 1, 1},
     {"neither", STREAM_HEAD TEXT_EVENT("a", "null"), FAILURE_TRUNCATED, 1, 1},
     {"half an event", STREAM_HEAD TEXT_EVENT("a", "null") "data: {\"choi", FAILURE_TRUNCATED, 1, 1},
@@ -139,8 +143,8 @@ static void a_stream_is_measured(void **state) {
     (void)state;
     static const char head[] = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
                                "Transfer-Encoding: chunked\r\n\r\n";
-    static const char *const events[] = {TEXT_EVENT("a", "null"), TEXT_EVENT("b", "null"),
-                                         TEXT_EVENT("c", "\"length\""), USAGE, DONE};
+    static const char *const events[] = {TEXT_EVENT("", "null"), TEXT_EVENT("b", "null"),
+                                         TEXT_EVENT("", "\"length\""), USAGE, DONE};
     struct answer answer;
     answer_init(&answer);
     for (int round = 0; round < 2; round++) { /* the second: nothing is left of the first */
