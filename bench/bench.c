@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -229,11 +230,13 @@ int bench_run(const struct bench_settings *settings, bool *valid, struct error *
         .settings = settings,
         .report = {.settings = settings, .points = points, .knee = -1},
     };
+    signal(SIGPIPE, SIG_IGN); /* a connection that its server has left is an error like others */
     int result = load_check(&bench, error);
     if (result == 0) result = slo_parse(settings->slo, &bench.report.slo, error);
     if (result == 0) result = workload_open(&bench.workload, settings, error);
     if (result == 0)
         result = target_parse(settings->url, bench.workload.chat, &bench.target, error);
+    if (result == 0) result = target_open(&bench.target, settings->insecure, error);
     if (result == 0) result = model_find(&bench, error);
     bench.workload.model = bench.report.model;
     if (result == 0) result = warm_up(&bench, error);
@@ -242,6 +245,7 @@ int bench_run(const struct bench_settings *settings, bool *valid, struct error *
     *valid = is_valid(&bench.report);
     for (size_t i = 0; i < bench.report.point_count; i++) run_result_free(&points[i]);
     workload_close(&bench.workload);
+    target_close(&bench.target);
     free(bench.model);
     return result;
 }

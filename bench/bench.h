@@ -2,7 +2,7 @@
  *
  * Definitions are those of vLLM's serving benchmark, seen from the client. A chunk is an event that
  * has choices; their text may be empty (a special token, half a character, a chat's role).
- *   TTFT  from sending the request (connecting included) to the first chunk
+ *   TTFT  from sending the request (connecting and TLS included) to the first chunk
  *   ITL   between one chunk and the next; chunks that come in one read are 0 apart
  *   E2E   from sending to the last chunk, or the end of an answer that is not streamed
  *   TPOT  (E2E - TTFT) / (output tokens - 1), of answers with two tokens or more
@@ -17,10 +17,11 @@
 #include "base/base.h"
 
 struct bench_settings {
-    const char *url;      /* http://host[:port][/path]; no path: /v1 */
+    const char *url;      /* http[s]://host[:port][/path]; no path: /v1 */
     const char *endpoint; /* completions or chat */
     const char *model;    /* NULL: the first that /v1/models names */
     const char *api_key;  /* NULL: none */
+    bool insecure;        /* https: any certificate will do */
 
     /* The workload. */
     const char *prompts;       /* file of lines or JSON lines; NULL: synthetic prompts */

@@ -4,7 +4,7 @@
 #include <string.h>
 
 enum connection_state {
-    CONNECTION_OPENING,
+    CONNECTION_OPENING, /* connecting, shaking hands */
     CONNECTION_BUSY,
     CONNECTION_IDLE,
     CONNECTION_CLOSING, /* uv_close was called; freed when that is done */
@@ -14,11 +14,11 @@ enum connection_state {
 struct connection {
     uv_tcp_t tcp;
     uv_connect_t connecting;
-    uv_write_t writing;
+    struct tls_session *tls; /* NULL: plain */
     struct client *client;
     struct connection *next, *previous;
     enum connection_state state;
-    bool write_pending;
+    size_t writes_pending;
     bool reused;    /* it carried an exchange before this one */
     bool heard;     /* a byte of this answer came */
     bool cancelled; /* this exchange was left on purpose */
@@ -47,11 +47,12 @@ static void list_remove(struct connection **list, struct connection *connection)
 
 static void connection_open(struct connection *connection);
 static void connection_write(struct connection *connection);
+static bool send_tls_output(struct connection *connection);
 
-void client_init(struct client *client, uv_loop_t *loop, const struct sockaddr_storage *address,
+void client_init(struct client *client, uv_loop_t *loop, const struct target *target,
                  double timeout, client_done *done) {
     client->loop = loop;
-    client->address = *address;
+    client->target = target;
     client->timeout_ns = (uint64_t)(timeout * 1e9);
     client->done = done;
     client->idle = client->busy = NULL;
@@ -70,7 +71,18 @@ static void on_closed(uv_handle_t *handle) {
     }
     answer_free(&connection->answer);
     text_free(&connection->request);
+    tls_session_destroy(connection->tls);
     free(connection);
+}
+
+/* No answer of anybody's depends on whether the server hears the goodbye. */
+static void connection_close(struct connection *connection) {
+    connection->state = CONNECTION_CLOSING;
+    if (connection->tls) {
+        tls_session_end(connection->tls);
+        send_tls_output(connection);
+    }
+    uv_close((uv_handle_t *)&connection->tcp, on_closed);
 }
 
 /* The exchange is over and so is the connection. Telling waits until the handle is closed: a
@@ -88,8 +100,7 @@ static void connection_end(struct connection *connection) {
             .answer = &connection->answer,
         };
     }
-    connection->state = CONNECTION_CLOSING;
-    uv_close((uv_handle_t *)&connection->tcp, on_closed);
+    connection_close(connection);
 }
 
 static void connection_fail(struct connection *connection, enum failure failure,
@@ -101,7 +112,7 @@ static void connection_fail(struct connection *connection, enum failure failure,
 /* A whole answer came and the connection may be kept. */
 static void connection_finish(struct connection *connection) {
     struct client *client = connection->client;
-    bool keeps = connection->answer.keeps_alive && !connection->write_pending;
+    bool keeps = connection->answer.keeps_alive && connection->writes_pending == 0;
     if (!keeps) {
         connection_end(connection);
         return;
@@ -140,13 +151,16 @@ static void retry(struct connection *connection) {
     fresh->tag = connection->tag;
     connection->request = (struct text_buffer){0};
     list_remove(&client->busy, connection);
-    connection->state = CONNECTION_CLOSING;
-    uv_close((uv_handle_t *)&connection->tcp, on_closed);
+    connection_close(connection);
     list_add(&client->busy, fresh);
     connection_open(fresh);
 }
 
 static void on_ended(struct connection *connection, const char *reason) {
+    if (connection->state == CONNECTION_OPENING) {
+        connection_fail(connection, FAILURE_CONNECT, reason);
+        return;
+    }
     if (connection->state == CONNECTION_BUSY && connection->reused && !connection->heard) {
         retry(connection);
         return;
@@ -158,19 +172,13 @@ static void on_ended(struct connection *connection, const char *reason) {
     connection_end(connection);
 }
 
-static void on_read(uv_stream_t *stream, ssize_t length, const uv_buf_t *buffer) {
-    struct connection *connection = stream->data;
-    if (length == 0) return;
-    if (length < 0) {
-        on_ended(connection, uv_strerror((int)length));
-        return;
-    }
+static void take_text(struct connection *connection, const char *text, size_t length) {
     if (connection->state != CONNECTION_BUSY) { /* an answer that nobody asked for */
         connection_end(connection);
         return;
     }
     connection->heard = true;
-    bool complete = answer_feed(&connection->answer, buffer->base, (size_t)length, time_now_ns());
+    bool complete = answer_feed(&connection->answer, text, length, time_now_ns());
     if (complete) {
         connection_finish(connection);
     } else if (connection->cancel_after && connection->answer.chunks >= connection->cancel_after) {
@@ -179,30 +187,96 @@ static void on_read(uv_stream_t *stream, ssize_t length, const uv_buf_t *buffer)
     }
 }
 
+/* Text comes before an end, and with it the connection may have gone on to another request. */
+static void take_tls(struct connection *connection, const char *bytes, size_t length) {
+    const char *text;
+    size_t text_length;
+    enum tls_state state = tls_session_feed(connection->tls, bytes, length, &text, &text_length);
+    bool sent = send_tls_output(connection);
+    if (text_length > 0) take_text(connection, text, text_length);
+    if (connection->state == CONNECTION_CLOSING) return;
+    if (state == TLS_FAILED)
+        on_ended(connection, tls_session_failure(connection->tls));
+    else if (state == TLS_ENDED)
+        on_ended(connection, "the server ended TLS");
+    else if (!sent)
+        on_ended(connection, "TLS could not be sent");
+    else if (state == TLS_OPEN && connection->state == CONNECTION_OPENING)
+        connection_write(connection);
+}
+
+static void on_read(uv_stream_t *stream, ssize_t length, const uv_buf_t *buffer) {
+    struct connection *connection = stream->data;
+    if (length == 0) return;
+    if (length < 0)
+        on_ended(connection, uv_strerror((int)length));
+    else if (connection->tls)
+        take_tls(connection, buffer->base, (size_t)length);
+    else
+        take_text(connection, buffer->base, (size_t)length);
+}
+
 /* ---- Sending --------------------------------------------------------------------------------- */
 
+/* What the socket does not take at once. */
+struct pending_write {
+    uv_write_t writing;
+    char bytes[];
+};
+
 static void on_written(uv_write_t *writing, int status) {
-    struct connection *connection = writing->data;
-    connection->write_pending = false;
+    struct connection *connection = writing->handle->data;
+    connection->writes_pending--;
+    free(writing); /* its first member */
     /* The reading side tells how it ended; a server may answer before it has read everything. */
     (void)status;
 }
 
-static void connection_write(struct connection *connection) {
-    struct text_buffer *request = &connection->request;
+/* False: no memory. That a connection has ended, the reading side sees. */
+static bool send_bytes(struct connection *connection, const char *bytes, size_t length) {
     uv_stream_t *stream = (uv_stream_t *)&connection->tcp;
-    uv_buf_t bytes = uv_buf_init(request->data, (unsigned)request->length);
-    connection->state = CONNECTION_BUSY;
-    int written = uv_try_write(stream, &bytes, 1);
-    if (written == (int)request->length) return;
-    if (written > 0) {
-        bytes.base += written;
-        bytes.len -= (size_t)written;
+    uv_buf_t piece = {.base = (char *)(uintptr_t)bytes, .len = length};
+    int written = length ? uv_try_write(stream, &piece, 1) : 0;
+    size_t sent = written > 0 ? (size_t)written : 0;
+    if (sent == length) return true;
+    struct pending_write *write = malloc(sizeof *write + length - sent);
+    if (!write) return false;
+    memcpy(write->bytes, bytes + sent, length - sent);
+    piece = (uv_buf_t){.base = write->bytes, .len = length - sent};
+    if (uv_write(&write->writing, stream, &piece, 1, on_written) == 0)
+        connection->writes_pending++;
+    else
+        free(write);
+    return true;
+}
+
+static bool send_tls_output(struct connection *connection) {
+    size_t length;
+    const char *output = tls_output(connection->tls, &length);
+    bool sent = send_bytes(connection, output, length);
+    tls_output_clear(connection->tls);
+    return sent;
+}
+
+static bool encrypt_request(struct connection *connection) {
+    const struct text_buffer *request = &connection->request;
+    for (size_t at = 0; at < request->length; at += TLS_RECORD_MAX) {
+        size_t left = request->length - at;
+        if (!tls_session_write(connection->tls, request->data + at,
+                               left < TLS_RECORD_MAX ? left : TLS_RECORD_MAX)) {
+            tls_output_clear(connection->tls);
+            return false;
+        }
     }
-    connection->writing.data = connection;
-    connection->write_pending = true;
-    if (uv_write(&connection->writing, stream, &bytes, 1, on_written) != 0)
-        connection->write_pending = false; /* the reading side sees the connection's end */
+    return send_tls_output(connection);
+}
+
+static void connection_write(struct connection *connection) {
+    const struct text_buffer *request = &connection->request;
+    connection->state = CONNECTION_BUSY;
+    bool sent = connection->tls ? encrypt_request(connection)
+                                : send_bytes(connection, request->data, request->length);
+    if (!sent) connection_fail(connection, FAILURE_CLOSED, "the request could not be sent");
 }
 
 static void on_connected(uv_connect_t *connecting, int status) {
@@ -218,7 +292,14 @@ static void on_connected(uv_connect_t *connecting, int status) {
         connection_fail(connection, FAILURE_CONNECT, uv_strerror(status));
         return;
     }
-    connection_write(connection);
+    const struct target *target = connection->client->target;
+    if (!target->tls) {
+        connection_write(connection);
+        return;
+    }
+    connection->tls = tls_session_connect(target->tls, target->host);
+    if (!connection->tls || !send_tls_output(connection))
+        connection_fail(connection, FAILURE_CONNECT, "no memory for TLS");
 }
 
 /* Starts connecting for the request that the connection, new and in the busy list, holds. */
@@ -231,7 +312,7 @@ static void connection_open(struct connection *connection) {
     client->connects++;
     uv_tcp_init(client->loop, &connection->tcp); /* cannot fail: the socket comes later */
     int result = uv_tcp_connect(&connection->connecting, &connection->tcp,
-                                (const struct sockaddr *)&client->address, on_connected);
+                                (const struct sockaddr *)&client->target->address, on_connected);
     if (result != 0) connection_fail(connection, FAILURE_CONNECT, uv_strerror(result));
 }
 

@@ -1,14 +1,15 @@
-/* Connections to one server, kept alive and reused: requests out, judged answers back.
+/* Connections to one server, plain or TLS, kept alive and reused: requests out, judged answers
+ * back.
  *
  * Loop thread only. A request that a reused connection dies under, before a byte of an answer, is
  * sent once more on a new one: that race is the client's, not the server's. */
 #ifndef FATHOM_BENCH_CLIENT_H
 #define FATHOM_BENCH_CLIENT_H
 
-#include <sys/socket.h>
 #include <uv.h>
 
 #include "bench/answer.h"
+#include "bench/target.h"
 
 struct exchange_result {
     uint64_t started_ns, ended_ns;
@@ -24,7 +25,7 @@ struct connection;
 
 struct client {
     uv_loop_t *loop;
-    struct sockaddr_storage address;
+    const struct target *target;
     uint64_t timeout_ns;
     client_done *done;
     struct connection *idle, *busy; /* lists */
@@ -32,7 +33,7 @@ struct client {
     char buffer[65536]; /* of whatever read is under way */
 };
 
-void client_init(struct client *client, uv_loop_t *loop, const struct sockaddr_storage *address,
+void client_init(struct client *client, uv_loop_t *loop, const struct target *target,
                  double timeout, client_done *done);
 
 /* Sends the bytes of one whole request, which it copies. cancel_after: chunks after which the

@@ -258,7 +258,7 @@ static int run_prepare(struct run *run, struct error *error) {
     const struct run_plan *plan = run->plan;
     int result = uv_loop_init(&run->loop);
     if (result != 0) return error_set(error, FATHOM_IO, "no event loop: %s", uv_strerror(result));
-    client_init(&run->client, &run->loop, &plan->target->address, plan->settings->timeout, on_done);
+    client_init(&run->client, &run->loop, plan->target, plan->settings->timeout, on_done);
     arrivals_init(&run->arrivals, plan->rate,
                   strcmp(plan->settings->arrivals, "constant") == 0 ? INFINITY
                                                                     : plan->settings->burstiness,

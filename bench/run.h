@@ -8,16 +8,6 @@
 #include "bench/summary.h"
 #include "bench/workload.h"
 
-/* Where requests go. */
-struct target {
-    char host[256], port[8], path[512]; /* path: of the endpoint */
-    char models_path[512];
-    struct sockaddr_storage address;
-};
-
-/* Splits http://host[:port][/path] and looks the host up. */
-int target_parse(const char *url, bool chat, struct target *target, struct error *error);
-
 struct run_plan {
     const struct bench_settings *settings;
     const struct workload *workload;
@@ -46,9 +36,5 @@ struct run_result {
 
 int run_execute(const struct run_plan *plan, struct run_result *result, struct error *error);
 void run_result_free(struct run_result *result);
-
-/* GET of a small JSON document, for the model's name. *body is malloc'd and NUL-terminated. */
-int target_get(const struct target *target, const char *path, const char *api_key, double timeout,
-               char **body, struct error *error);
 
 #endif

@@ -1,5 +1,5 @@
-/* Where requests go: the URL taken apart, the host looked up, one small document fetched. */
-#include "bench/run.h"
+/* The URL taken apart, the host looked up, one small document fetched. */
+#include "bench/target.h"
 
 #include <errno.h>
 #include <netdb.h>
@@ -9,9 +9,11 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include "bench/answer.h"
+
 static int url_error(const char *url, struct error *error) {
     return error_set(error, FATHOM_INVALID,
-                     "the URL must be http://HOST[:PORT][/PATH], of printable characters and "
+                     "the URL must be http[s]://HOST[:PORT][/PATH], of printable characters and "
                      "moderate length; got '%s'",
                      url);
 }
@@ -34,7 +36,7 @@ static bool authority_parse(const char *text, size_t length, struct target *targ
     if (host_length == 0 || host_length >= sizeof target->host) return false;
     memcpy(target->host, host, host_length);
     target->host[host_length] = '\0';
-    strcpy(target->port, "80");
+    strcpy(target->port, target->is_https ? "443" : "80");
     if (after == end) return true;
     size_t port_length = (size_t)(end - after) - 1;
     if (*after != ':' || port_length == 0 || port_length >= sizeof target->port) return false;
@@ -60,13 +62,10 @@ static bool paths_set(const char *path, bool chat, struct target *target) {
 }
 
 int target_parse(const char *url, bool chat, struct target *target, struct error *error) {
-    *target = (struct target){0};
-    if (strncmp(url, "https://", 8) == 0)
-        return error_set(error, FATHOM_UNSUPPORTED,
-                         "https is not spoken here; measure behind the proxy that ends it");
-    if (strncmp(url, "http://", 7) != 0 || !is_printable(url, strlen(url)))
+    *target = (struct target){.is_https = strncmp(url, "https://", 8) == 0};
+    if ((!target->is_https && strncmp(url, "http://", 7) != 0) || !is_printable(url, strlen(url)))
         return url_error(url, error);
-    const char *authority = url + 7;
+    const char *authority = strstr(url, "//") + 2;
     size_t length = strcspn(authority, "/");
     if (length == 0 || !authority_parse(authority, length, target) ||
         !paths_set(authority + length, chat, target)) {
@@ -82,22 +81,101 @@ int target_parse(const char *url, bool chat, struct target *target, struct error
     return 0;
 }
 
-/* Sends the request and feeds the answer until it is complete; false: errno says why. The limits
- * of struct answer are ours; that what came is not a completion is no matter here. */
-static bool exchange(int connection, const char *request, size_t length, double timeout,
-                     struct answer *answer) {
+int target_open(struct target *target, bool insecure, struct error *error) {
+    return target->is_https ? tls_client_context_create(!insecure, &target->tls, error) : 0;
+}
+
+void target_close(struct target *target) {
+    tls_context_destroy(target->tls);
+    target->tls = NULL;
+}
+
+/* One GET, blocking. */
+struct fetch {
+    int socket;
+    struct tls_session *tls; /* NULL: plain */
+    const char *request;     /* NULL: it is sent */
+    struct answer answer;
+};
+
+/* These return NULL, or why it cannot go on. */
+static const char *send_whole(const struct fetch *fetch, const char *bytes, size_t length) {
+    while (length > 0) {
+        ssize_t sent = send(fetch->socket, bytes, length, MSG_NOSIGNAL);
+        if (sent < 0) return strerror(errno);
+        bytes += sent;
+        length -= (size_t)sent;
+    }
+    return NULL;
+}
+
+static const char *send_tls_output(struct fetch *fetch) {
+    size_t length;
+    const char *output = tls_output(fetch->tls, &length);
+    const char *failure = send_whole(fetch, output, length);
+    tls_output_clear(fetch->tls);
+    return failure;
+}
+
+static const char *take_tls(struct fetch *fetch, const char *bytes, size_t length) {
+    const char *text, *failure;
+    size_t text_length;
+    enum tls_state state = tls_session_feed(fetch->tls, bytes, length, &text, &text_length);
+    failure = send_tls_output(fetch);
+    if (text_length > 0 && answer_feed(&fetch->answer, text, text_length, time_now_ns()))
+        return NULL;
+    if (state == TLS_FAILED) return tls_session_failure(fetch->tls);
+    if (state == TLS_ENDED) answer_end(&fetch->answer);
+    if (state != TLS_OPEN || !fetch->request || failure) return failure;
+    if (!tls_session_write(fetch->tls, fetch->request, strlen(fetch->request)))
+        return tls_session_failure(fetch->tls);
+    fetch->request = NULL;
+    return send_tls_output(fetch);
+}
+
+/* Sends the request and feeds the answer until it is complete. The limits of struct answer are
+ * ours; that what came is not a completion is no matter here. */
+static const char *fetch_run(struct fetch *fetch, double timeout) {
     char bytes[4096];
     uint64_t deadline = time_now_ns() + (uint64_t)(timeout * 1e9);
-    if (send(connection, request, length, MSG_NOSIGNAL) != (ssize_t)length) return false;
-    for (;;) {
-        ssize_t got = recv(connection, bytes, sizeof bytes, 0);
-        if (got < 0) return false;
-        if (got == 0) return answer_end(answer);
-        if (answer_feed(answer, bytes, (size_t)got, time_now_ns())) return true;
-        if (time_now_ns() < deadline) continue;
-        errno = ETIMEDOUT;
-        return false;
+    const char *failure = fetch->tls ? send_tls_output(fetch)
+                                     : send_whole(fetch, fetch->request, strlen(fetch->request));
+    while (!failure && !fetch->answer.complete) {
+        ssize_t got = recv(fetch->socket, bytes, sizeof bytes, 0);
+        if (got < 0)
+            failure = strerror(errno);
+        else if (got == 0)
+            answer_end(&fetch->answer);
+        else if (fetch->tls)
+            failure = take_tls(fetch, bytes, (size_t)got);
+        else
+            answer_feed(&fetch->answer, bytes, (size_t)got, time_now_ns());
+        if (time_now_ns() >= deadline) failure = strerror(ETIMEDOUT);
     }
+    return failure;
+}
+
+static const char *fetch_open(struct fetch *fetch, const struct target *target, double timeout) {
+    struct timeval limit = {.tv_sec = (time_t)timeout + 1};
+    bool is_v6 = target->address.ss_family == AF_INET6;
+    answer_init(&fetch->answer);
+    answer_begin(&fetch->answer);
+    fetch->socket = socket(target->address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fetch->socket < 0) return strerror(errno);
+    setsockopt(fetch->socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    setsockopt(fetch->socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+    if (connect(fetch->socket, (const struct sockaddr *)&target->address,
+                is_v6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in)) != 0)
+        return strerror(errno);
+    if (!target->tls) return NULL;
+    fetch->tls = tls_session_connect(target->tls, target->host);
+    return fetch->tls ? NULL : "no memory for TLS";
+}
+
+static void fetch_close(struct fetch *fetch) {
+    tls_session_destroy(fetch->tls);
+    if (fetch->socket >= 0) close(fetch->socket);
+    answer_free(&fetch->answer);
 }
 
 int target_get(const struct target *target, const char *path, const char *api_key, double timeout,
@@ -109,30 +187,21 @@ int target_get(const struct target *target, const char *path, const char *api_ke
                           api_key ? api_key : "", api_key ? "\r\n" : "");
     if (length >= (int)sizeof request)
         return error_set(error, FATHOM_INVALID, "the path and the key are too long for a head");
-    bool is_v6 = target->address.ss_family == AF_INET6;
-    struct timeval limit = {.tv_sec = (time_t)timeout + 1};
-    struct answer answer;
-    answer_init(&answer);
-    answer_begin(&answer);
-    int result = 0, connection = socket(target->address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (connection >= 0) {
-        setsockopt(connection, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-        setsockopt(connection, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-    }
-    if (connection < 0 ||
-        connect(connection, (const struct sockaddr *)&target->address,
-                is_v6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in)) != 0 ||
-        !exchange(connection, request, (size_t)length, timeout, &answer)) {
-        result = error_set(error, FATHOM_IO, "http://%s:%s%s: %s", target->host, target->port, path,
-                           strerror(errno));
-    } else if (answer.status != 200 || answer.body.length == 0) {
-        result = error_set(error, FATHOM_IO, "http://%s:%s%s: answered %s", target->host,
-                           target->port, path, answer.detail[0] ? answer.detail : "nothing");
+    struct fetch fetch = {.socket = -1, .request = request};
+    const char *failure = fetch_open(&fetch, target, timeout);
+    if (!failure) failure = fetch_run(&fetch, timeout);
+    const struct answer *answer = &fetch.answer;
+    if (!failure && (answer->status != 200 || answer->body.length == 0))
+        failure = answer->detail[0] ? answer->detail : "it answered nothing";
+    int result = 0;
+    if (failure) {
+        result =
+            error_set(error, FATHOM_IO, "%s://%s:%s%s: %s", target->is_https ? "https" : "http",
+                      target->host, target->port, path, failure);
     } else {
-        *body = strndup(answer.body.data, answer.body.length);
+        *body = strndup(answer->body.data, answer->body.length);
         if (!*body) result = error_set(error, FATHOM_NO_MEMORY, "no memory for the answer");
     }
-    if (connection >= 0) close(connection);
-    answer_free(&answer);
+    fetch_close(&fetch);
     return result;
 }

@@ -44,6 +44,7 @@ int cmd_bench(int argc, char **argv) {
         {"model", 'm', FLAG_TEXT, "NAME", "(the first that the server lists)", &s.model, 0, 0},
         {"api-key", 0, FLAG_TEXT, "KEY", "better in the environment: FATHOM_API_KEY (none)",
          &s.api_key, 0, 0},
+        {"insecure", 0, FLAG_SWITCH, NULL, "https: check no certificate", &s.insecure, 0, 0},
         {"prompts", 0, FLAG_TEXT, "FILE", "lines of text, or of {\"prompt\":..,\"max_tokens\":..}",
          &s.prompts, 0, 0},
         {"input-tokens", 'i', FLAG_TEXT, "LENGTH", "of synthetic prompts (128)", &s.input_tokens, 0,
@@ -80,7 +81,7 @@ int cmd_bench(int argc, char **argv) {
     const struct command command = {
         .name = "bench",
         .usage = "URL [flags]",
-        .summary = "Puts load on any OpenAI-compatible server: URL is http://HOST[:PORT][/v1]. "
+        .summary = "Puts load on any OpenAI-compatible server: URL is http[s]://HOST[:PORT][/v1]. "
                    "LENGTH is N,\nLOW-HIGH, normal:MEAN:DEVIATION, lognormal:MEAN:DEVIATION or "
                    "exponential:MEAN.\nThe same seed asks the same. Exit code 1: this program "
                    "itself lagged, or nothing was answered.",

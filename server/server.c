@@ -8,7 +8,7 @@
 
 #include "server/endpoints.h"
 #include "server/http_connection.h"
-#include "server/tls.h"
+#include "tls/tls.h"
 
 #define LISTEN_BACKLOG 1024
 #define SWEEP_MS       250
@@ -166,7 +166,7 @@ static int server_open(struct server *server, struct error *error) {
     }
     if (result == 0 && settings->tls_certificate) {
         result =
-            tls_context_create(settings->tls_certificate, settings->tls_key, &server->tls, error);
+            tls_server_context_create(settings->tls_certificate, settings->tls_key, &server->tls, error);
     }
     if (result != 0) return result;
     server->log.format = settings->log_format;

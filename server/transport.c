@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/tls.h"
+#include "tls/tls.h"
 
 #define TCP_KEEPALIVE_S 60
 /* Encrypted bytes that are gathered before they are sent. */

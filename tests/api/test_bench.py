@@ -7,13 +7,14 @@ import os
 import pathlib
 import signal
 import socket
+import ssl
 import subprocess
 import threading
 import time
 
 import pytest
 
-from conftest import BINARY
+from conftest import BINARY, Server, certificate
 
 EVENT = b'data: {"choices":[{"text":"a","finish_reason":null}]}\n\n'
 LAST = b'data: {"choices":[{"text":"b","finish_reason":"length"}]}\n\n'
@@ -28,14 +29,15 @@ def command(url, *flags):
     return [BINARY, "bench", url, *map(str, flags)]
 
 
-def environment():
-    return {k: v for k, v in os.environ.items() if not k.startswith("FATHOM_")}
+def environment(trusted=None):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("FATHOM_")}
+    return kept | {"SSL_CERT_FILE": str(trusted or certificate()[0])}
 
 
-def bench(url, *flags, code=0):
+def bench(url, *flags, code=0, trusted=None):
     """Runs a benchmark; returns its JSON report."""
     done = subprocess.run(command(url, *flags, *PATIENT, "--json", "-"), capture_output=True,
-                          text=True, timeout=120, env=environment())
+                          text=True, timeout=120, env=environment(trusted))
     assert code is None or done.returncode == code, done.stderr
     assert "Sanitizer" not in done.stderr and "runtime error" not in done.stderr, done.stderr
     return json.loads(done.stdout) if done.stdout else done.stderr
@@ -44,10 +46,15 @@ def bench(url, *flags, code=0):
 class Endpoint:
     """A server of one behaviour: `behave(connection, number of the request, its body)` answers."""
 
-    def __init__(self, behave):
+    def __init__(self, behave, tls=False, host="127.0.0.1"):
         self.behave, self.bodies, self.lock = behave, [], threading.Lock()
-        self.listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.listener = socket.create_server((host, 0), backlog=256)
+        self.url = f"http{'s' * tls}://{host}:{self.listener.getsockname()[1]}"
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*certificate())
+            self.listener = context.wrap_socket(self.listener, server_side=True,
+                                                do_handshake_on_connect=False)
         threading.Thread(target=self.accept, daemon=True).start()
 
     def accept(self):
@@ -91,8 +98,8 @@ class Endpoint:
 def endpoint():
     opened = []
 
-    def start(behave):
-        opened.append(Endpoint(behave))
+    def start(behave, **arguments):
+        opened.append(Endpoint(behave, **arguments))
         return opened[-1]
 
     yield start
@@ -280,19 +287,20 @@ def stalls(connection, number, body):
     return "close"
 
 
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("behave, failure", [
     (drops, "closed"), (resets, "closed"), (half_event, "truncated"), (half_chunk, "closed"),
     (garbage, "http"), (not_json, "content"), (error_event, "error_event"),
     (overloaded, "overloaded"), (broken, "server_error"), (huge_head, "too_large"),
     (stalls, "timeout"),
 ], ids=lambda value: getattr(value, "__name__", value))
-def test_failures_are_counted_by_kind(endpoint, behave, failure):
+def test_failures_are_counted_by_kind(endpoint, behave, failure, tls):
     """Every other request is answered well."""
     def every_other(connection, number, body):
         return (behave if number % 2 else stream_answer)(connection, number, body)
 
-    server = endpoint(every_other)
-    point = bench(server.url, "--model", "m", "-c", 1, "-n", 8, "--timeout", 0.3)["points"][0]
+    server = endpoint(every_other, tls=tls)
+    point = bench(server.url, "--model", "m", "-c", 1, "-n", 8, "--timeout", 1)["points"][0]
     assert point["completed"] == 4 and point["failed"] == 4
     assert point["failures"] == {failure: 4}
 
@@ -387,6 +395,67 @@ def test_names_from_a_server_are_escaped(endpoint, tmp_path):
     assert len(report["points"][0]["tiers"]) == 17
     assert "<script" not in page.read_text()
     assert len(list(csv.reader(io.StringIO(lines.read_text())))) == 41
+
+
+# ---- TLS ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def secure():
+    running = Server(tls=True)
+    yield running
+    assert running.process.poll() is None, running.lines[-20:]
+    assert running.stop() == 0
+
+
+@pytest.mark.parametrize("flags, trusted", [((), None), (("--insecure",), os.devnull)],
+                         ids=["checked", "insecure"])
+def test_https(secure, flags, trusted):
+    point = bench(secure.url, "-c", 3, "-n", 9, "-i", 8, "-o", 6, "--ignore-eos", *flags,
+                  trusted=trusted)["points"][0]
+    assert point["completed"] == 9 and point["output_tokens"] == 54
+    assert point["connections"] == 3  # kept, be there tickets between the answers
+
+
+def test_requests_of_many_records(endpoint):
+    server = endpoint(stream_answer, tls=True)
+    point = bench(server.url, "--model", "m", "-c", 2, "-n", 4, "-i", 200_000)["points"][0]
+    assert point["completed"] == 4
+    assert all(len(body["prompt"]) == 200_000 for body in server.bodies)
+
+
+def test_certificates_are_checked(secure, endpoint):
+    point = bench(secure.url, "--model", "m", "-n", 3, trusted=os.devnull, code=1)["points"][0]
+    assert point["failures"] == {"connect": 3}
+    assert "self-signed certificate" in bench(secure.url, trusted=os.devnull, code=1)
+    elsewhere = endpoint(stream_answer, tls=True, host="127.0.0.2")
+    assert "IP address mismatch" in bench(elsewhere.url, code=1)
+    assert not elsewhere.bodies
+
+
+def no_handshake(connection):
+    connection.close()
+
+
+def garbled_handshake(connection):
+    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+@pytest.mark.parametrize("behave", [no_handshake, garbled_handshake])
+def test_servers_that_do_not_speak_tls(behave):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        def accept():
+            for _ in range(4):
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(65536)
+                    behave(connection)
+
+        threading.Thread(target=accept, daemon=True).start()
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+        assert "asking for the model's name" in bench(url, code=1)
+        point = bench(url, "--model", "m", "-c", 1, "-n", 3, code=1)["points"][0]
+    assert point["failures"] == {"connect": 3}
 
 
 # ---- Itself -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-/* TLS as a function of bytes, against OpenSSL's own client: no sockets. */
+/* TLS as a function of bytes, against OpenSSL's own client and ours: no sockets. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +15,7 @@
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
 
-#include "server/tls.h"
+#include "tls/tls.h"
 
 static struct tls_context *context;
 
@@ -47,7 +47,7 @@ static int create_context(void **state) {
     snprintf(certificate, sizeof certificate, "%s/certificate", folder);
     snprintf(key, sizeof key, "%s/key", folder);
     write_pair(certificate, key);
-    assert_int_equal(tls_context_create(certificate, key, &context, &error), 0);
+    assert_int_equal(tls_server_context_create(certificate, key, &context, &error), 0);
     unlink(certificate);
     unlink(key);
     rmdir(folder);
@@ -273,11 +273,61 @@ static void test_keys_are_renewed(void **state) {
     pair_close(&pair);
 }
 
+/* Carries what `from` has to send; returns how much that was. *text is what `to` heard. */
+static size_t carry_ours(struct tls_session *from, struct tls_session *to, const char **text,
+                         size_t *text_length) {
+    size_t length;
+    const char *output = tls_output(from, &length);
+    char *copy = malloc(length + 1);
+    if (length > 0) memcpy(copy, output, length);
+    tls_output_clear(from);
+    tls_session_feed(to, copy, length, text, text_length);
+    free(copy);
+    return length;
+}
+
+/* The server's certificate is its own issuer: one who checks refuses it, and says so. */
+static void test_our_client(void **state) {
+    (void)state;
+    for (int verify = 0; verify < 2; verify++) {
+        struct tls_context *client_context;
+        const char *text;
+        size_t length;
+        assert_int_equal(tls_client_context_create(verify, &client_context, NULL), 0);
+        struct tls_session *client = tls_session_connect(client_context, "127.0.0.1");
+        struct tls_session *server = tls_session_create(context);
+        assert_non_null(client);
+        assert_false(tls_session_write(client, "early", 5));
+        for (size_t moved = 1; moved > 0;)
+            moved = carry_ours(client, server, &text, &length) +
+                    carry_ours(server, client, &text, &length);
+        if (verify) {
+            assert_int_equal(tls_session_state(client), TLS_FAILED);
+            assert_non_null(strstr(tls_session_failure(client), "self-signed certificate"));
+            assert_int_equal(tls_session_state(server), TLS_FAILED); /* it got an alert */
+        } else {
+            assert_int_equal(tls_session_state(client), TLS_OPEN);
+            assert_true(tls_session_write(client, "question", 8));
+            carry_ours(client, server, &text, &length);
+            assert_memory_equal(text, "question", 8);
+            assert_true(tls_session_write(server, "answer", 6));
+            tls_session_end(server);
+            carry_ours(server, client, &text, &length);
+            assert_int_equal(length, 6);
+            assert_memory_equal(text, "answer", 6);
+            assert_int_equal(tls_session_state(client), TLS_ENDED);
+        }
+        tls_session_destroy(client);
+        tls_session_destroy(server);
+        tls_context_destroy(client_context);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_both_ways),        cmocka_unit_test(test_the_ends),
         cmocka_unit_test(test_failures),         cmocka_unit_test(test_sessions_are_apart),
-        cmocka_unit_test(test_keys_are_renewed),
+        cmocka_unit_test(test_keys_are_renewed), cmocka_unit_test(test_our_client),
     };
     return cmocka_run_group_tests(tests, create_context, destroy_context);
 }

@@ -1,4 +1,4 @@
-#include "server/tls.h"
+#include "tls/tls.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -6,6 +6,7 @@
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/ssl.h>
+#include <openssl/x509v3.h>
 
 #include "api/api.h"
 
@@ -115,38 +116,60 @@ static int load_pair(SSL_CTX *ssl, const char *certificate_path, const char *key
     return 0;
 }
 
+static const unsigned char our_protocol[] = "\x08http/1.1"; /* a length and a name */
+
 /* A client that offers protocols and not this one would not understand the answers. */
 static int choose_protocol(SSL *ssl, const unsigned char **chosen, unsigned char *chosen_length,
                            const unsigned char *offered, unsigned offered_length, void *context) {
-    static const unsigned char ours[] = "\x08http/1.1";
     (void)ssl, (void)context;
     unsigned char *found;
-    int result = SSL_select_next_proto(&found, chosen_length, ours, sizeof ours - 1, offered,
-                                       offered_length);
+    int result = SSL_select_next_proto(&found, chosen_length, our_protocol, sizeof our_protocol - 1,
+                                       offered, offered_length);
     *chosen = found;
     return result == OPENSSL_NPN_NEGOTIATED ? SSL_TLSEXT_ERR_OK : SSL_TLSEXT_ERR_ALERT_FATAL;
 }
 
-int tls_context_create(const char *certificate_path, const char *key_path, struct tls_context **out,
-                       struct error *error) {
+static struct tls_context *context_create(const SSL_METHOD *side, struct error *error) {
     struct tls_context *context = calloc(1, sizeof *context);
-    if (context) context->ssl = SSL_CTX_new(TLS_server_method());
+    if (context) context->ssl = SSL_CTX_new(side);
     if (context) context->method = bytes_method();
     if (!context || !context->ssl || !context->method) {
         tls_context_destroy(context);
-        return error_set(error, FATHOM_NO_MEMORY, "no memory for TLS");
+        error_set(error, FATHOM_NO_MEMORY, "no memory for TLS");
+        return NULL;
     }
     SSL_CTX_set_min_proto_version(context->ssl, TLS1_2_VERSION);
     SSL_CTX_set_options(context->ssl, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION);
     SSL_CTX_set_mode(context->ssl, SSL_MODE_RELEASE_BUFFERS);
     /* Sessions are resumed by tickets, which the clients keep. */
     SSL_CTX_set_session_cache_mode(context->ssl, SSL_SESS_CACHE_OFF);
+    return context;
+}
+
+int tls_server_context_create(const char *certificate_path, const char *key_path,
+                              struct tls_context **out, struct error *error) {
+    struct tls_context *context = context_create(TLS_server_method(), error);
+    if (!context) return FATHOM_NO_MEMORY;
     SSL_CTX_set_alpn_select_cb(context->ssl, choose_protocol, NULL);
     int result = load_pair(context->ssl, certificate_path, key_path, error);
     if (result != 0) {
         tls_context_destroy(context);
         return result;
     }
+    *out = context;
+    return 0;
+}
+
+int tls_client_context_create(bool verify, struct tls_context **out, struct error *error) {
+    struct tls_context *context = context_create(TLS_client_method(), error);
+    if (!context) return FATHOM_NO_MEMORY;
+    ERR_clear_error();
+    if (SSL_CTX_set_alpn_protos(context->ssl, our_protocol, sizeof our_protocol - 1) != 0 ||
+        (verify && SSL_CTX_set_default_verify_paths(context->ssl) != 1)) {
+        tls_context_destroy(context);
+        return error_set(error, FATHOM_NO_MEMORY, "TLS for a client: %s", first_reason());
+    }
+    SSL_CTX_set_verify(context->ssl, verify ? SSL_VERIFY_PEER : SSL_VERIFY_NONE, NULL);
     *out = context;
     return 0;
 }
@@ -161,7 +184,7 @@ void tls_context_destroy(struct tls_context *context) {
 
 /* ---- Sessions -------------------------------------------------------------------------------- */
 
-struct tls_session *tls_session_create(struct tls_context *context) {
+static struct tls_session *session_new(struct tls_context *context) {
     struct tls_session *session = calloc(1, sizeof *session);
     if (!session) return NULL;
     session->context = context;
@@ -175,8 +198,34 @@ struct tls_session *tls_session_create(struct tls_context *context) {
     BIO_set_data(bio, session);
     BIO_set_init(bio, 1);
     SSL_set_bio(session->ssl, bio, bio);
-    SSL_set_accept_state(session->ssl);
     return session;
+}
+
+struct tls_session *tls_session_create(struct tls_context *context) {
+    struct tls_session *session = session_new(context);
+    if (session) SSL_set_accept_state(session->ssl);
+    return session;
+}
+
+/* The certificate must be for this host. Addresses are not named to the server: RFC 6066, 3. */
+static bool set_host(SSL *ssl, const char *host) {
+    if (X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(ssl), host) == 1) return true;
+    SSL_set_hostflags(ssl, X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS);
+    return SSL_set1_host(ssl, host) == 1 && SSL_set_tlsext_host_name(ssl, host) == 1;
+}
+
+struct tls_session *tls_session_connect(struct tls_context *context, const char *host) {
+    const char *text;
+    size_t length;
+    struct tls_session *session = session_new(context);
+    if (!session) return NULL;
+    SSL_set_connect_state(session->ssl);
+    if (set_host(session->ssl, host) &&
+        tls_session_feed(session, NULL, 0, &text, &length) == TLS_HANDSHAKE)
+        return session;
+    tls_output_clear(session);
+    tls_session_destroy(session);
+    return NULL;
 }
 
 void tls_session_destroy(struct tls_session *session) {
@@ -187,7 +236,9 @@ void tls_session_destroy(struct tls_session *session) {
 
 static void session_fail(struct tls_session *session) {
     session->state = TLS_FAILED;
-    session->failure = first_reason();
+    long verified = SSL_get_verify_result(session->ssl);
+    bool is_refused = verified != X509_V_OK && SSL_get_verify_mode(session->ssl) != SSL_VERIFY_NONE;
+    session->failure = is_refused ? X509_verify_cert_error_string(verified) : first_reason();
     session->is_plain_http = ERR_GET_LIB(ERR_peek_error()) == ERR_LIB_SSL &&
                              ERR_GET_REASON(ERR_peek_error()) == SSL_R_HTTP_REQUEST;
 }

@@ -1,8 +1,8 @@
-/* TLS, the server's side, as a function of bytes: what came from a client goes in, what the client
- * said and what must be sent to it come out. No sockets here, no clocks.
+/* TLS, either side, as a function of bytes: what came from the peer goes in, what the peer said and
+ * what must be sent to it come out. No sockets here, no clocks.
  *
- * TLS 1.2 and 1.3, no renegotiation, no client certificates; ALPN chooses http/1.1. Loop thread
- * only: all sessions of a context share its two buffers, so that an idle session keeps none.
+ * TLS 1.2 and 1.3, no renegotiation, no client certificates; ALPN chooses http/1.1. One thread only:
+ * all sessions of a context share its two buffers, so that an idle session keeps none.
  */
 #ifndef FATHOM_TLS_H
 #define FATHOM_TLS_H
@@ -18,21 +18,30 @@ struct tls_session;
 enum tls_state {
     TLS_HANDSHAKE,
     TLS_OPEN,
-    TLS_ENDED,  /* the client said that it sends no more; it may still read */
+    TLS_ENDED,  /* the peer said that it sends no more; it may still read */
     TLS_FAILED, /* not TLS, or not as agreed: nothing more can be read or written */
 };
 
 /* Reads the server's certificate with those between it and a root, and its key, both PEM, the key
  * without passphrase. FATHOM_INVALID: the error names the flag, the file and the reason. The
  * context outlives its sessions. */
-int tls_context_create(const char *certificate_path, const char *key_path,
-                       struct tls_context **context, struct error *error);
+int tls_server_context_create(const char *certificate_path, const char *key_path,
+                              struct tls_context **context, struct error *error);
+
+/* `verify`: servers must have a certificate for their host that leads to a root of the system's, or
+ * of the file and folder that SSL_CERT_FILE and SSL_CERT_DIR name. */
+int tls_client_context_create(bool verify, struct tls_context **context, struct error *error);
 void tls_context_destroy(struct tls_context *context); /* NULL is allowed */
 
-struct tls_session *tls_session_create(struct tls_context *context); /* NULL: no memory */
-void tls_session_destroy(struct tls_session *session);               /* NULL is allowed */
+/* The server's side of a connection. NULL: no memory. */
+struct tls_session *tls_session_create(struct tls_context *context);
 
-/* Takes what came from the client. What it said is left in *text and *text_length, valid until the
+/* The client's side of a connection to `host`, a name or an address; tls_output has what it says
+ * first. NULL: no memory. */
+struct tls_session *tls_session_connect(struct tls_context *context, const char *host);
+void tls_session_destroy(struct tls_session *session); /* NULL is allowed */
+
+/* Takes what came from the peer. What it said is left in *text and *text_length, valid until the
  * context's next call; it may be there in every state. */
 enum tls_state tls_session_feed(struct tls_session *session, const char *data, size_t length,
                                 const char **text, size_t *text_length);
@@ -43,7 +52,7 @@ bool tls_session_write(struct tls_session *session, const char *text, size_t len
 /* Says that no more will come from here. Without effect before TLS_OPEN or after a failure. */
 void tls_session_end(struct tls_session *session);
 
-/* What the calls since the last tls_output_clear have for their client, which must be sent, in this
+/* What the calls since the last tls_output_clear have for their peer, which must be sent, in this
  * order, before another session of the context is called. */
 const char *tls_output(const struct tls_session *session, size_t *length);
 void tls_output_clear(struct tls_session *session);
