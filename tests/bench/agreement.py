@@ -5,9 +5,9 @@
 
 `paced` is a server of this file that sends each token at its time: both must find that time. Of a
 server that computes, on processors that it shares with them, they also measure what they take from
-it. They take turns; printed are the medians of their rounds and the ratio. guidellm's names differ: the
-inter_token_latency of a request is TPOT, and the mean over all tokens is ITL if each token comes in
-an event of its own (fathom bench, like vLLM's, counts events, and a token may show no text yet).
+it: processor_ms_per_token says how much that is (docs/measuring.md). They take turns; printed are
+the medians of their rounds and the ratio. guidellm's names differ: the inter_token_latency of a
+request is TPOT, and the mean over all tokens is ITL if each token comes in a chunk of its own.
 Its rates are means over moments of the run: here they are counted from its requests' times instead.
 Each of its processes makes its HTTP client within the first request's time: hence the warm-up, and
 medians of the requests where a few late ones would show.
@@ -31,7 +31,8 @@ sys.path.append(str(ROOT / "tests" / "clients"))
 from guidellm_run import run_guidellm  # noqa: E402
 
 FIRST, NEXT = 0.3, 0.03  # of the paced server: seconds to the first token, to each further one
-FIGURES = ("requests_per_s", "tokens_per_s", "ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
+FIGURES = ("requests_per_s", "tokens_per_s", "ttft_ms", "tpot_ms", "itl_ms", "e2e_ms",
+           "processor_ms_per_token")
 
 
 class Paced(http.server.BaseHTTPRequestHandler):
@@ -75,17 +76,54 @@ class Paced(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
 
 
-def guidellm_figures(report):
+class Descendants(threading.Thread):
+    """The processor time of the processes below this one, as time goes on."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.samples, self.ended = [], threading.Event()
+
+    def run(self):
+        while not self.ended.wait(0.1):
+            self.samples.append((time.time(), self.seconds()))
+
+    def seconds(self):
+        parents, used = {}, {}
+        for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rsplit(")", 1)[1].split()
+            except OSError:  # it is gone
+                continue
+            pid = int(stat.parent.name)
+            parents[pid] = int(fields[1])
+            used[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+        def is_below(pid):
+            while pid := parents.get(pid):
+                if pid == os.getpid():
+                    return True
+            return False
+
+        return sum(seconds for pid, seconds in used.items() if is_below(pid))
+
+    def between(self, start, end):
+        inside = [used for moment, used in self.samples if start <= moment <= end]
+        return inside[-1] - inside[0]
+
+
+def guidellm_figures(report, descendants):
     done = report["requests"]["successful"]
-    seconds = max(r["end_time"] for r in done) - min(r["start_time"] for r in done)
+    start, end = min(r["start_time"] for r in done), max(r["end_time"] for r in done)
+    seconds, tokens = end - start, sum(r["output_tokens"] for r in done)
     metrics = {name: value["successful"] for name, value in report["metrics"].items()}
     return {
         "requests_per_s": len(done) / seconds,
-        "tokens_per_s": sum(r["output_tokens"] for r in done) / seconds,
+        "tokens_per_s": tokens / seconds,
         "ttft_ms": metrics["time_to_first_token_ms"]["median"],
         "tpot_ms": statistics.median(r["inter_token_latency_ms"] for r in done),
         "itl_ms": metrics["inter_token_latency_ms"]["mean"],
         "e2e_ms": 1000 * metrics["request_latency"]["median"],
+        "processor_ms_per_token": 1000 * descendants.between(start, end) / tokens,
     }
 
 
@@ -102,6 +140,7 @@ def fathom_figures(binary, url, model, streams, requests, tokens_in, tokens_out)
         "tokens_per_s": point["output_tokens_per_second"],
         **{name: point[name]["p50"] for name in ("ttft_ms", "tpot_ms", "e2e_ms")},
         "itl_ms": point["itl_ms"]["mean"],
+        "processor_ms_per_token": 1000 * point["busy"] * point["seconds"] / point["output_tokens"],
     }
 
 
@@ -112,9 +151,12 @@ def compare(binary, url, model, folder, rounds, streams, requests, tokens_in, to
     with tempfile.TemporaryDirectory() as scratch:
         for _ in range(rounds):
             ours.append(fathom_figures(binary, url, model, *load))
+            descendants = Descendants()
+            descendants.start()
             report = run_guidellm(url, model, folder, *load, pathlib.Path(scratch) / "report.json",
                                   "--warmup-percent", "0.25")
-            theirs.append(guidellm_figures(report))
+            descendants.ended.set()
+            theirs.append(guidellm_figures(report, descendants))
     return {name: tuple(statistics.median(figures[name] for figures in side)
                         for side in (ours, theirs)) for name in FIGURES}
 
@@ -137,9 +179,9 @@ def main():
     binary = os.environ.get("FATHOM_BINARY", str(ROOT / "build" / "fathom"))
     found = compare(binary, given.url, given.model, pathlib.Path(given.folder).resolve(),
                     given.rounds, given.streams, given.requests, given.tokens_in, given.tokens_out)
-    print(f"{'':16}{'fathom bench':>14}{'guidellm':>14}{'ratio':>8}")
+    print(f"{'':24}{'fathom bench':>14}{'guidellm':>14}{'ratio':>8}")
     for name, (ours, theirs) in found.items():
-        print(f"{name:16}{ours:14.3f}{theirs:14.3f}{ours / theirs:8.3f}")
+        print(f"{name:24}{ours:14.3f}{theirs:14.3f}{ours / theirs:8.3f}")
 
 
 if __name__ == "__main__":
