@@ -5,13 +5,17 @@
  * first matrix product, run, and scattered back by the epilogue. Under kv_policy compute attention
  * has two row lists: all rows for K and V, the running ones for Q, scores and O. Under omit every
  * layer has a block table of its own, and rows have places in it that are known only once the rows
- * that run are. */
+ * that run are.
+ *
+ * The host chooses a body where it knows how many rows run. A device that keeps that to itself packs
+ * them in any case, and leaves out what follows when there are none. */
 #include "engine/forward.h"
 
 #include "engine/cost.h"
 #include "engine/model.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #define QK_NORM_EPSILON 1e-6f /* of NAG models, under the root */
 
@@ -71,7 +75,7 @@ static enum body choose_body(const struct model *model, const struct row_list *r
     if (batch->body == BODY_DENSE) return DENSE;
     size_t count = model->device->kernels->row_count(model->device, running);
     if (count == 0) return NONE;
-    if (batch->body == BODY_GATHER) return GATHER;
+    if (batch->body == BODY_GATHER || model->device->kernels->lists_are_packed) return GATHER;
     return cost_prefers_gather(batch->cost, sublayer, count, batch->rows) ? GATHER : DENSE;
 }
 
@@ -107,35 +111,19 @@ static void rotate(struct model *model, struct buffer *x, size_t heads, const st
     model->device->kernels->rope(model->device, &rope);
 }
 
+static void branch_begin(struct model *model, enum body body, const struct row_list *running) {
+    const struct kernels *kernels = model->device->kernels;
+    if (body == GATHER && kernels->branch_begin) kernels->branch_begin(model->device, running);
+}
+
+static void branch_end(struct model *model, enum body body) {
+    const struct kernels *kernels = model->device->kernels;
+    if (body == GATHER && kernels->branch_end) kernels->branch_end(model->device);
+}
+
 static void write_ids(struct device *device, struct buffer *buffer, const int32_t *ids,
                       size_t count) {
     device->kernels->write(device, buffer, 0, ids, count * sizeof *ids);
-}
-
-/* Under omit: places of the step's rows in the layer's cache. Running rows take the next ones; what
- * the others get is read if the body computes them, and ignored. */
-static void place_rows(struct model *model, const struct batch *batch, size_t layer,
-                       const struct row_list *running) {
-    struct device *device = model->device;
-    struct step_rows *placed = &model->scratch.placed;
-    const int32_t *table = batch->block_table + layer * batch->slots * batch->blocks_per_slot;
-    int32_t *runs = model->host.running, *place = model->host.place, count, slot = -1, next = 0;
-    device->kernels->read(device, running->count, 0, &count, sizeof count);
-    device->kernels->read(device, running->indices, 0, runs, (size_t)count * sizeof *runs);
-    for (size_t row = 0, i = 0; row < batch->rows; row++) {
-        bool is_running = i < (size_t)count && (size_t)runs[i] == row;
-        if (batch->slot[row] != slot) {
-            slot = batch->slot[row];
-            next = batch->places[layer * batch->slots + (size_t)slot];
-        }
-        place[row] = is_running || next == 0 ? next : next - 1;
-        next += is_running;
-        i += is_running;
-    }
-    *placed = model->scratch.step;
-    placed->position = model->scratch.place;
-    write_ids(device, placed->position, place, batch->rows);
-    write_ids(device, placed->block_table, table, batch->slots * batch->blocks_per_slot);
 }
 
 /* K and V of every row under compute, of the running rows under omit. */
@@ -157,8 +145,8 @@ static void store_kv(struct model *model, const struct kv_layer *kv, const struc
     model->device->kernels->kv_append(model->device, &append);
 }
 
-static void run_attention(struct model *model, struct kv_arena *arena, const struct batch *batch,
-                          size_t block, enum body body) {
+static void run_attention(struct model *model, struct kv_arena *arena, size_t block,
+                          enum body body) {
     struct scratch *scratch = &model->scratch;
     const struct layer *layer = &model->layers[block];
     const struct residual_kind *residual = model->residual->kind;
@@ -168,9 +156,11 @@ static void run_attention(struct model *model, struct kv_arena *arena, const str
     bool omit = model->info.kv_policy == KV_OMIT;
     const struct step_rows *placed = omit ? &scratch->placed : &scratch->step;
     if (body == NONE && omit) return;
-    if (omit) place_rows(model, batch, block, running);
+    scratch->placed.layer = block;
+    if (omit) branch_begin(model, body, running);
     store_kv(model, &kv, placed, layer, input, omit ? running : NULL);
     if (body == NONE) return;
+    if (!omit) branch_begin(model, body, running);
 
     const struct row_list *list = body == GATHER ? running : NULL;
     size_t rows = scratch->step.rows;
@@ -189,6 +179,7 @@ static void run_attention(struct model *model, struct kv_arena *arena, const str
     model->device->kernels->attention(model->device, &attention);
     multiply(model, scratch->mixed, layer->o, scratch->f, rows, NULL);
     add_bias(model, scratch->f, layer->o_bias, model->config.hidden, rows);
+    branch_end(model, body);
 }
 
 static void run_mlp(struct model *model, size_t block, enum body body) {
@@ -199,6 +190,7 @@ static void run_mlp(struct model *model, size_t block, enum body body) {
     const struct buffer *input = residual->input(model->residual);
     const struct row_list *list = body == GATHER ? residual->decide(model->residual) : NULL;
     size_t rows = scratch->step.rows;
+    branch_begin(model, body, list);
     if (layer->gate) multiply(model, input, layer->gate, scratch->gate, rows, list);
     multiply(model, input, layer->up, scratch->up, rows, list);
     if (list) rows = model->device->kernels->row_count(model->device, list);
@@ -211,10 +203,12 @@ static void run_mlp(struct model *model, size_t block, enum body body) {
         .rows = rows,
         .width = model->config.inner,
         .kind = model->config.activation,
+        .list = list,
     };
     model->device->kernels->activate(model->device, &activate);
     multiply(model, scratch->up, layer->down, scratch->f, rows, NULL);
     add_bias(model, scratch->f, layer->down_bias, model->config.hidden, rows);
+    branch_end(model, body);
 }
 
 /* ---- One step
@@ -225,55 +219,104 @@ static void write_step(struct model *model, const struct batch *batch) {
     struct step_rows *step = &model->scratch.step;
     step->rows = batch->rows;
     step->blocks_per_slot = batch->blocks_per_slot;
+    step->slots = batch->slots;
     write_ids(device, step->token, batch->token, batch->rows);
     write_ids(device, step->position, batch->position, batch->rows);
     write_ids(device, step->tier, batch->tier, batch->rows);
     write_ids(device, step->slot, batch->slot, batch->rows);
-    if (model->info.kv_policy == KV_COMPUTE) {
-        size_t entries = batch->slots * batch->blocks_per_slot;
-        write_ids(device, step->block_table, batch->block_table, entries);
+    size_t sequences = model->info.kv_groups * batch->slots;
+    write_ids(device, step->block_table, batch->block_table, sequences * batch->blocks_per_slot);
+    if (model->info.kv_policy == KV_OMIT) {
+        write_ids(device, model->scratch.taken, batch->places, sequences);
+        model->scratch.placed = *step;
+        model->scratch.placed.position = model->scratch.place;
     }
     int32_t count = (int32_t)batch->logit_count;
     write_ids(device, model->scratch.wanted.indices, batch->logit_rows, batch->logit_count);
     write_ids(device, model->scratch.wanted.count, &count, 1);
+    model->scratch.wanted.most = batch->logit_count;
 }
 
 static void read_results(struct model *model, const struct batch *batch,
                          struct step_result *result) {
     struct host_results *host = &model->host;
-    model->residual->kind->read_decisions(model->residual, batch->rows, host->run, host->mix,
-                                          host->log_norm);
+    struct copy copies[RESULT_COPIES_MAX + 1];
+    size_t count = model->residual->kind->list_results(model->residual, batch->rows, host->run,
+                                                       host->mix, host->log_norm, copies);
     if (batch->logit_count) {
-        model->device->kernels->read_activation(model->device, model->scratch.logits, 0,
-                                                batch->logit_count * model->config.vocab,
-                                                host->logits);
+        size_t bytes = batch->logit_count * model->config.vocab * sizeof *host->logits;
+        copies[count++] = (struct copy){model->scratch.logits, 0, bytes, 1, host->logits};
     }
+    model->device->kernels->read_all(model->device, copies, count);
     result->logits = host->logits;
     result->run = host->run;
     result->mix = host->mix;
     result->log_norm = host->log_norm;
 }
 
-void model_step(struct model *model, struct kv_arena *arena, const struct batch *batch,
-                struct step_result *result) {
+/* Where rows that run the sub-layer go in its cache, if it has one of its own. */
+static const struct kv_place *place_of(const struct model *model, size_t sublayer,
+                                       struct kv_place *place) {
+    bool is_attention = sublayer % 2 == 0 && sublayer < model->info.sublayers;
+    if (model->info.kv_policy != KV_OMIT || !is_attention) return NULL;
+    *place = (struct kv_place){model->scratch.taken, sublayer / 2, model->scratch.place};
+    return place;
+}
+
+static void issue_operations(struct model *model, struct kv_arena *arena, const struct batch *batch,
+                             size_t bodies[3]) {
     const struct residual_kind *residual = model->residual->kind;
     const struct step_rows *step = &model->scratch.step;
-    size_t bodies[3] = {0};
-    write_step(model, batch);
-    residual->begin_token(model->residual, step);
+    struct kv_place place;
+    residual->begin_token(model->residual, step, place_of(model, 0, &place));
     for (size_t sublayer = 0; sublayer < model->info.sublayers; sublayer++) {
         enum body body = choose_body(model, residual->decide(model->residual), batch, sublayer);
         bodies[body]++;
         if (sublayer % 2 == 0)
-            run_attention(model, arena, batch, sublayer / 2, body);
+            run_attention(model, arena, sublayer / 2, body);
         else
             run_mlp(model, sublayer / 2, body);
-        residual->end_sublayer(model->residual, step, sublayer, model->scratch.f, body != DENSE);
+        residual->end_sublayer(model->residual, step, sublayer, model->scratch.f, body != DENSE,
+                               place_of(model, sublayer + 1, &place));
     }
     if (batch->logit_count) {
         residual->finish(model->residual, step, &model->scratch.wanted, model->scratch.logits);
     }
+}
+
+static void issue_step(struct model *model, struct kv_arena *arena, const struct batch *batch,
+                       size_t bodies[3]) {
+    const struct kernels *kernels = model->device->kernels;
+    struct step_shape shape = {&model->scratch.step, batch->logit_count, batch->body != BODY_DENSE,
+                               arena->buffer};
+    if (kernels->step_begin && !kernels->step_begin(model->device, &shape)) {
+        bodies[batch->body == BODY_DENSE ? DENSE : GATHER] = model->info.sublayers;
+        return;
+    }
+    do {
+        memset(bodies, 0, 3 * sizeof *bodies);
+        issue_operations(model, arena, batch, bodies);
+    } while (kernels->step_end && !kernels->step_end(model->device));
+}
+
+/* A device that packs rows by itself was given sub-layers for which there were none. */
+static void count_empty(const struct model *model, const struct batch *batch, size_t bodies[3]) {
+    if (!model->device->kernels->lists_are_packed || batch->body == BODY_DENSE) return;
+    size_t empty = 0;
+    for (size_t l = 0; l < model->info.sublayers; l++) {
+        empty += !memchr(model->host.run + l * model->info.max_step_rows, 1, batch->rows);
+    }
+    bodies[GATHER] -= empty - bodies[NONE];
+    bodies[NONE] = empty;
+}
+
+void model_step(struct model *model, struct kv_arena *arena, const struct batch *batch,
+                struct step_result *result) {
+    size_t bodies[3] = {0};
+    write_step(model, batch);
+    issue_step(model, arena, batch, bodies);
     read_results(model, batch, result);
+    count_empty(model, batch, bodies);
     result->body_none = bodies[NONE];
     result->body_dense = bodies[DENSE];
     result->body_gather = bodies[GATHER];

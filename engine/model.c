@@ -170,10 +170,12 @@ static int make_step_buffers(struct model *model, struct error *error) {
     struct step_rows *step = &scratch->step;
     size_t rows = model->info.max_step_rows;
     size_t blocks = (model->info.context + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+    size_t groups = model->info.kv_groups;
     /* A step has at most one sequence per row. */
-    if (!size_multiply(rows, blocks, &scratch->table_capacity)) {
-        return error_set(error, FATHOM_INVALID, "block table of %zu x %zu is too large", rows,
-                         blocks);
+    if (!size_multiply(rows, blocks, &scratch->table_capacity) ||
+        !size_multiply(scratch->table_capacity, groups, &scratch->table_capacity)) {
+        return error_set(error, FATHOM_INVALID, "block tables of %zu x %zu x %zu are too large",
+                         groups, rows, blocks);
     }
     const struct {
         struct buffer **buffer;
@@ -185,6 +187,7 @@ static int make_step_buffers(struct model *model, struct error *error) {
         {&step->slot, rows},
         {&step->block_table, scratch->table_capacity},
         {&scratch->place, rows},
+        {&scratch->taken, groups * rows},
         {&scratch->wanted.indices, rows},
         {&scratch->wanted.count, 1},
     };
@@ -234,11 +237,7 @@ static int make_host_results(struct model *model, struct error *error) {
     host->mix = calloc(decisions, sizeof *host->mix);
     host->run = calloc(decisions, sizeof *host->run);
     host->log_norm = calloc(rows, sizeof *host->log_norm);
-    host->running = calloc(rows, sizeof *host->running);
-    host->place = calloc(rows, sizeof *host->place);
-    if (host->logits && host->mix && host->run && host->log_norm && host->running && host->place) {
-        return 0;
-    }
+    if (host->logits && host->mix && host->run && host->log_norm) return 0;
     return error_set(error, FATHOM_NO_MEMORY, "no memory for the results of a step of %zu rows",
                      rows);
 }
@@ -495,6 +494,7 @@ static void destroy_scratch(struct model *model) {
         step->slot,
         step->block_table,
         scratch->place,
+        scratch->taken,
         scratch->wanted.indices,
         scratch->wanted.count,
         model->rope,
@@ -518,8 +518,6 @@ void model_destroy(struct model *model) {
     free(model->host.mix);
     free(model->host.run);
     free(model->host.log_norm);
-    free(model->host.running);
-    free(model->host.place);
     tokenizer_destroy(model->tokenizer);
     checkpoint_close(model->checkpoint);
     free(model);

@@ -24,15 +24,15 @@ struct scratch {
     struct buffer *logits;            /* [rows, V] */
     struct step_rows placed; /* under omit: `step`, but with places in one layer's cache for */
     struct buffer *place;    /* positions: int32 [rows] */
-    struct row_list wanted;           /* rows whose logits are asked for */
-    size_t table_capacity;            /* entries of step.block_table */
+    struct buffer *taken;    /* int32 [kv_groups, slots]: of those places, by earlier steps */
+    struct row_list wanted;  /* rows whose logits are asked for */
+    size_t table_capacity;   /* entries of step.block_table */
 };
 
 /* Host copies of what a step computed. */
 struct host_results {
     float *logits, *mix, *log_norm;
     uint8_t *run;
-    int32_t *running, *place; /* [rows] */
 };
 
 struct model {

@@ -13,6 +13,7 @@
 
 /* Rows of the theta table behind those of tiers: to measure what sub-layers cost. */
 #define TIERS_OF_MEASURING 2
+#define RESULT_COPIES_MAX  3
 
 struct residual;
 
@@ -23,8 +24,10 @@ struct residual_kind {
                   enum dtype weights, struct residual **residual, struct error *error);
     void (*destroy)(struct residual *residual);
 
-    /* The state of every row of the step from its token, and which rows run sub-layer 0. */
-    void (*begin_token)(struct residual *residual, const struct step_rows *step);
+    /* The state of every row of the step from its token, and which rows run sub-layer 0. `place`,
+     * here and below: of those that run next in a cache of their own, or NULL. */
+    void (*begin_token)(struct residual *residual, const struct step_rows *step,
+                        const struct kv_place *place);
 
     /* What the branch of the coming sub-layer reads: f32 [rows, hidden]. */
     const struct buffer *(*input)(const struct residual *residual);
@@ -35,15 +38,16 @@ struct residual_kind {
     /* Adds the branch's output f to the rows that ran (packed: row i of f is the i-th running row;
      * else row i is the step's row i), then decides the next sub-layer for all rows. */
     void (*end_sublayer)(struct residual *residual, const struct step_rows *step, size_t sublayer,
-                         const struct buffer *f, bool packed);
+                         const struct buffer *f, bool packed, const struct kv_place *place);
 
     /* Logits of the wanted rows, [wanted, vocab], after the last sub-layer. */
     void (*finish)(struct residual *residual, const struct step_rows *step,
                    const struct row_list *wanted, struct buffer *logits);
 
-    /* Host copies of the step's decisions, [sublayers, max_rows], and of the log-norms [rows]. */
-    void (*read_decisions)(struct residual *residual, size_t rows, uint8_t *run, float *mix,
-                           float *log_norm);
+    /* Host copies of the step's decisions, [sublayers, max_rows], and of the log-norms [rows]: writes
+     * what needs no device, lists the other reads, and returns how many those are. */
+    size_t (*list_results)(struct residual *residual, size_t rows, uint8_t *run, float *mix,
+                           float *log_norm, struct copy copies[RESULT_COPIES_MAX]);
 
     /* The next three are NULL, all of them, where nothing is ever skipped.
      *

@@ -211,8 +211,10 @@ static int nag_create(struct device *device, const struct checkpoint *checkpoint
 /* ---- A step
  * ---------------------------------------------------------------------------------------- */
 
-static void nag_begin_token(struct residual *residual, const struct step_rows *step) {
+static void nag_begin_token(struct residual *residual, const struct step_rows *step,
+                            const struct kv_place *place) {
     struct nag *nag = as_nag(residual);
+    nag->decisions.running.most = step->rows;
     struct nag_begin begin = {
         .step = step,
         .table = nag->table,
@@ -223,6 +225,7 @@ static void nag_begin_token(struct residual *residual, const struct step_rows *s
         .s = nag->s,
         .next = &nag->gates[0],
         .decisions = &nag->decisions,
+        .place = place,
     };
     nag->device->kernels->nag_begin(nag->device, &begin);
 }
@@ -236,7 +239,7 @@ static const struct row_list *nag_decide(const struct residual *residual) {
 }
 
 static void nag_end(struct residual *residual, const struct step_rows *step, size_t sublayer,
-                    const struct buffer *f, bool packed) {
+                    const struct buffer *f, bool packed, const struct kv_place *place) {
     struct nag *nag = as_nag(residual);
     struct nag_end_sublayer end = {
         .step = step,
@@ -249,6 +252,7 @@ static void nag_end(struct residual *residual, const struct step_rows *step, siz
         .gate = &nag->gates[sublayer],
         .next = sublayer + 1 < nag->sublayers ? &nag->gates[sublayer + 1] : NULL,
         .decisions = &nag->decisions,
+        .place = place,
     };
     nag->device->kernels->nag_end_sublayer(nag->device, &end);
 }
@@ -273,17 +277,16 @@ static void nag_finish(struct residual *residual, const struct step_rows *step,
     kernels->matmul(nag->device, &head);
 }
 
-static void nag_read_decisions(struct residual *residual, size_t rows, uint8_t *run, float *mix,
-                               float *log_norm) {
-    struct nag *nag = as_nag(residual);
-    const struct kernels *kernels = nag->device->kernels;
-    size_t stride = nag->max_rows;
-    for (size_t l = 0; l < nag->sublayers; l++) {
-        kernels->read(nag->device, nag->decisions.run, l * stride, run + l * stride, rows);
-        kernels->read(nag->device, nag->decisions.mix, l * stride * sizeof *mix, mix + l * stride,
-                      rows * sizeof *mix);
-    }
-    kernels->read(nag->device, nag->s, 0, log_norm, rows * sizeof *log_norm);
+static size_t nag_list_results(struct residual *residual, size_t rows, uint8_t *run, float *mix,
+                               float *log_norm, struct copy copies[RESULT_COPIES_MAX]) {
+    const struct nag *nag = as_nag(residual);
+    const struct decisions *decisions = &nag->decisions;
+    size_t stride = nag->max_rows, sublayers = nag->sublayers;
+    copies[0] = (struct copy){decisions->run, stride, rows, sublayers, run};
+    copies[1] =
+        (struct copy){decisions->mix, stride * sizeof *mix, rows * sizeof *mix, sublayers, mix};
+    copies[2] = (struct copy){nag->s, 0, rows * sizeof *log_norm, 1, log_norm};
+    return 3;
 }
 
 /* ---- Sizes
@@ -334,7 +337,7 @@ const struct residual_kind residual_nag = {
     .decide = nag_decide,
     .end_sublayer = nag_end,
     .finish = nag_finish,
-    .read_decisions = nag_read_decisions,
+    .list_results = nag_list_results,
     .step_size = nag_step_size,
     .threshold = nag_threshold,
     .set_theta = nag_set_theta,

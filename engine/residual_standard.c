@@ -134,10 +134,13 @@ static struct prenorm norm_before(const struct standard *standard, size_t l) {
     };
 }
 
-static void standard_begin_token(struct residual *residual, const struct step_rows *step) {
+static void standard_begin_token(struct residual *residual, const struct step_rows *step,
+                                 const struct kv_place *place) {
+    (void)place; /* every row runs: places are positions */
     struct standard *standard = as_standard(residual);
     const struct kernels *kernels = standard->device->kernels;
     int32_t rows = (int32_t)step->rows;
+    standard->all.most = step->rows;
     kernels->write(standard->device, standard->all.count, 0, &rows, sizeof rows);
     struct standard_begin begin = {
         .step = step,
@@ -158,8 +161,9 @@ static const struct row_list *standard_decide(const struct residual *residual) {
 
 /* Every row runs, so f is the same packed or not. */
 static void standard_end(struct residual *residual, const struct step_rows *step, size_t sublayer,
-                         const struct buffer *f, bool packed) {
+                         const struct buffer *f, bool packed, const struct kv_place *place) {
     (void)packed;
+    (void)place;
     struct standard *standard = as_standard(residual);
     struct standard_end_sublayer end = {
         .step = step, .f = f, .norm = norm_before(standard, sublayer + 1)};
@@ -183,14 +187,17 @@ static void standard_finish(struct residual *residual, const struct step_rows *s
 }
 
 /* A mix of 1 is what a gate gives that skips at no threshold below it; there is no log-norm. */
-static void standard_read_decisions(struct residual *residual, size_t rows, uint8_t *run,
-                                    float *mix, float *log_norm) {
+static size_t standard_list_results(struct residual *residual, size_t rows, uint8_t *run,
+                                    float *mix, float *log_norm,
+                                    struct copy copies[RESULT_COPIES_MAX]) {
+    (void)copies;
     const struct standard *standard = as_standard(residual);
     for (size_t l = 0; l < standard->sublayers; l++) {
         memset(run + l * standard->max_rows, 1, rows);
         for (size_t row = 0; row < rows; row++) mix[l * standard->max_rows + row] = 1;
     }
     memset(log_norm, 0, rows * sizeof *log_norm);
+    return 0;
 }
 
 /* ---- Sizes ----------------------------------------------------------------------------------- */
@@ -220,7 +227,7 @@ const struct residual_kind residual_standard = {
     .decide = standard_decide,
     .end_sublayer = standard_end,
     .finish = standard_finish,
-    .read_decisions = standard_read_decisions,
+    .list_results = standard_list_results,
     .weight_bytes = standard_weight_bytes,
     .scratch_bytes = standard_scratch_bytes,
 };

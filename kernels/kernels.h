@@ -45,6 +45,7 @@ struct matrix; /* a weight [out, in], packed for the device's matrix product */
 struct row_list {
     struct buffer *indices; /* int32 [max rows] */
     struct buffer *count;   /* int32 [1] */
+    size_t most;            /* what the host knows of the count: it is not above this */
 };
 
 /* What the host says about a step's rows; device buffers, written with `write` before the step. */
@@ -54,8 +55,9 @@ struct step_rows {
     struct buffer *position; /* int32 [max rows], in [0, context) */
     struct buffer *tier;     /* int32 [max rows], row of `theta` */
     struct buffer *slot;     /* int32 [max rows], row of `block_table` */
-    struct buffer *block_table; /* int32 [max slots, blocks_per_slot]: block of position / 16 */
+    struct buffer *block_table; /* int32 [layers, slots, blocks_per_slot]: block of position / 16 */
     size_t blocks_per_slot;
+    size_t slots, layer; /* which table is meant, where every layer has its own; else 0 */
 };
 
 /* One gate: mix = sum_c p_c * sigmoid(<w_c, r> + b_c), g = alpha * mix^beta. (models/nag.md section
@@ -78,6 +80,15 @@ struct decisions {
     size_t sublayers;     /* L */
 };
 
+/* Where a layer caches only the rows that run it: they take the places of their slot in order, those
+ * that earlier steps left. One that does not run gets the place before, or 0: it may be read, and
+ * what is computed of it is ignored. */
+struct kv_place {
+    const struct buffer *taken; /* int32 [layers, slots] */
+    size_t layer;
+    struct buffer *place; /* out: int32 [rows] */
+};
+
 enum activation { ACTIVATION_SILU_GATED, ACTIVATION_RELU2, ACTIVATION_GELU };
 enum qk_norm { QK_NORM_NONE, QK_NORM_BEFORE_ROPE, QK_NORM_AFTER_ROPE };
 
@@ -92,6 +103,7 @@ struct nag_begin {
     struct buffer *r, *s; /* out: f32 [rows, d], f32 [rows] */
     const struct gate *next;
     const struct decisions *decisions;
+    const struct kv_place *place; /* of the rows that run next, or NULL */
 };
 
 /* The end of sub-layer `sublayer`, one pass: centre f, remove its part along r, scale to RMS 1,
@@ -109,6 +121,7 @@ struct nag_end_sublayer {
     struct buffer *r, *s;
     const struct gate *gate, *next;
     const struct decisions *decisions;
+    const struct kv_place *place; /* of the rows that run next, or NULL */
 };
 
 /* The state of a standard model, and what the branch of the next sub-layer reads of it:
@@ -201,6 +214,7 @@ struct activate {
     struct buffer *out; /* activation [rows, width] */
     size_t rows, width;
     enum activation kind;
+    const struct row_list *list; /* packed rows of this list: no more than it has. NULL: `rows` */
 };
 
 /* x row i of logits *= exp(s[list[i]]) / d: the cosine_scale head. */
@@ -220,6 +234,21 @@ struct rmsnorm {
     float epsilon;
 };
 
+/* Rows of `width` bytes, `stride` apart in the buffer as on the host. */
+struct copy {
+    const struct buffer *from;
+    size_t stride, width, rows;
+    void *to;
+};
+
+/* All that operations of a step follow from, besides what is in buffers. */
+struct step_shape {
+    const struct step_rows *step;
+    size_t logits;  /* rows whose logits are wanted */
+    bool is_packed; /* sub-layers run packed, each in a branch; else all rows run */
+    const struct buffer *arena;
+};
+
 struct device;
 
 /* One backend. Operations take rows from `step->rows` or from the list they are given. */
@@ -234,6 +263,8 @@ struct kernels {
     size_t (*buffer_bytes)(const struct buffer *);
     void (*write)(struct device *, struct buffer *, size_t offset, const void *data, size_t size);
     void (*read)(struct device *, const struct buffer *, size_t offset, void *data, size_t size);
+    /* Several reads that wait for the device once. */
+    void (*read_all)(struct device *, const struct copy *, size_t count);
 
     /* Activations: [rows, width] in the type in which the device computes with such weights (as in
      * matrix_create), or f32 from buffer_create; read_activation converts. Logits are always f32. */
@@ -261,6 +292,17 @@ struct kernels {
 
     /* Rows in a list: exact where the host can know it at once, an upper bound elsewhere. */
     size_t (*row_count)(struct device *, const struct row_list *);
+    bool lists_are_packed; /* a list comes with its rows side by side: gathering costs nothing */
+
+    /* A device may record the operations of a step, and run them for all steps of like shape. NULL,
+     * all four, on one that does not. step_begin: false: a recorded step runs, nothing is to be
+     * issued; true: the operations up to step_end are to be issued, and must follow from the shape.
+     * step_end: false: they could not be recorded; they are to be issued once more.
+     * Operations between branch_begin and branch_end matter only if somebody is on the list. */
+    bool (*step_begin)(struct device *, const struct step_shape *);
+    bool (*step_end)(struct device *);
+    void (*branch_begin)(struct device *, const struct row_list *);
+    void (*branch_end)(struct device *);
 
     void (*nag_begin)(struct device *, const struct nag_begin *);
     void (*nag_end_sublayer)(struct device *, const struct nag_end_sublayer *);

@@ -72,32 +72,70 @@ static void count_kernel(int *count) {
     COUNT_BYTES(4);
 }
 
+static void condition_kernel(cudaGraphConditionalHandle handle, const int *value, bool sets) {
+    if (threadIdx.x == 0 && sets) cudaGraphSetConditional(handle, (unsigned)*value);
+}
+
+/* Counts once, then twice more in a branch that is taken if *value. */
+static cudaGraphExec_t capture_branch(cudaStream_t stream, cudaStream_t side, int *count,
+                                      const int *value, bool sets) {
+    cudaStreamCaptureStatus status;
+    unsigned long long id;
+    cudaGraph_t graph, body;
+    cudaGraphExec_t exec;
+    const cudaGraphNode_t *after;
+    const cudaGraphEdgeData *edges;
+    size_t edge_count;
+    cudaGraphNode_t node;
+    cudaGraphNodeParams params = {};
+    cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed);
+    LAUNCH(count_kernel, dim3(1), dim3(32), 0, stream, count);
+    cudaStreamGetCaptureInfo(stream, &status, &id, &graph, &after, &edges, &edge_count);
+    check(status == cudaStreamCaptureStatusActive, "a stream says that it is captured");
+    cudaGraphConditionalHandleCreate(&params.conditional.handle, graph, 0, 0);
+    LAUNCH(condition_kernel, dim3(1), dim3(32), 0, stream, params.conditional.handle, value, sets);
+    params.type = cudaGraphNodeTypeConditional;
+    params.conditional.type = cudaGraphCondTypeIf;
+    params.conditional.size = 1;
+    cudaGraphAddNode(&node, graph, after, edges, edge_count, &params);
+    cudaStreamUpdateCaptureDependencies(stream, &node, NULL, 1, cudaStreamSetCaptureDependencies);
+    cudaStreamBeginCaptureToGraph(side, params.conditional.phGraph_out[0], NULL, NULL, 0,
+                                  cudaStreamCaptureModeRelaxed);
+    LAUNCH(count_kernel, dim3(2), dim3(32), 0, side, count);
+    cudaStreamEndCapture(side, &body);
+    check(cudaStreamEndCapture(stream, &graph) == cudaSuccess, "a capture ends");
+    check(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess, "a graph can be run");
+    cudaGraphDestroy(graph);
+    return exec;
+}
+
 /* A graph runs later what was issued while its stream was captured, and a branch if it should. */
 static void check_graphs(cudaStream_t stream) {
-    int *count = device_array<int>(1), *condition = device_array<int>(1);
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    *count = *condition = 0;
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess,
-          "capture");
-    LAUNCH(count_kernel, dim3(1), dim3(32), 0, stream, count);
-    emulation_branch_begin(stream, condition);
-    LAUNCH(count_kernel, dim3(2), dim3(32), 0, stream, count);
-    emulation_branch_end(stream);
-    check(cudaStreamEndCapture(stream, &graph) == cudaSuccess && *count == 0, "nothing runs yet");
-    cudaGraphInstantiate(&exec, graph, 0);
+    int *count = device_array<int>(1), *value = device_array<int>(1);
+    cudaStream_t side;
+    cudaStreamCreate(&side);
+    *count = *value = 0;
+    cudaGraphExec_t exec = capture_branch(stream, side, count, value, true);
+    check(*count == 0, "nothing runs yet");
     emulation_clear_counters();
     cudaGraphLaunch(exec, stream);
     check(*count == 32, "a graph runs, without its branch");
-    *condition = 1;
+    *value = 1;
     cudaGraphLaunch(exec, stream);
     check(*count == 32 + 96, "a graph runs, with its branch");
+    cudaStreamSynchronize(stream);
+    cudaMemcpyAsync(value, count, sizeof *value, cudaMemcpyDeviceToHost, stream);
     emulation_counters counters = emulation_get_counters();
-    check(counters.graphs == 2 && counters.launches == 3 && counters.bytes == 4 * 128, "counters");
-    cudaGraphDestroy(graph);
+    check(counters.graphs == 2 && counters.launches == 5 && counters.bytes == 4 * 128, "counters");
+    check(counters.waits == 1 && counters.copies == 1, "counters of the host");
     cudaGraphExecDestroy(exec);
+    exec = capture_branch(stream, side, count, value, false);
+    cudaGraphLaunch(exec, stream);
+    check_fault("condition", "a condition that nobody sets is found");
+    cudaGraphExecDestroy(exec);
+    cudaStreamDestroy(side);
     cudaFree(count);
-    cudaFree(condition);
+    cudaFree(value);
 }
 
 /* ---- Wrong ones ------------------------------------------------------------------------------ */

@@ -28,7 +28,8 @@ size_t cpu_kv_block_bytes(const struct kv_layer *kv) {
 /* The row of the block table that a step's row uses. */
 static const int32_t *row_blocks(const struct step_rows *step, size_t row) {
     size_t slot = (size_t)buffer_i32(step->slot)[row];
-    return buffer_i32(step->block_table) + slot * step->blocks_per_slot;
+    return buffer_i32(step->block_table) +
+           (step->layer * step->slots + slot) * step->blocks_per_slot;
 }
 
 /* The block that a row's own position is in. */

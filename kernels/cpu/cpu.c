@@ -26,6 +26,16 @@ static void cpu_read(struct device *device, const struct buffer *buffer, size_t 
     if (size) memcpy(data, buffer->data + offset, size);
 }
 
+static void cpu_read_all(struct device *device, const struct copy *copies, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        const struct copy *copy = &copies[i];
+        for (size_t row = 0; row < copy->rows; row++) {
+            size_t at = row * copy->stride;
+            cpu_read(device, copy->from, at, (unsigned char *)copy->to + at, copy->width);
+        }
+    }
+}
+
 static struct buffer *cpu_activation_create(struct device *device, size_t rows, size_t width,
                                             enum dtype weights, struct error *error) {
     size_t bytes;
@@ -65,6 +75,7 @@ static const struct kernels cpu_kernels = {
     .buffer_bytes = cpu_buffer_bytes,
     .write = cpu_write,
     .read = cpu_read,
+    .read_all = cpu_read_all,
     .activation_create = cpu_activation_create,
     .read_activation = cpu_read_activation,
     .matrix_create = cpu_matrix_create,

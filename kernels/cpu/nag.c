@@ -18,15 +18,31 @@ static void decide(const struct primitives *primitives, const struct decisions *
     decisions->run->data[at] = !(mix < theta);
 }
 
+static void place_rows(const struct kv_place *place, const struct step_rows *step,
+                       const uint8_t *run) {
+    const int32_t *taken = buffer_i32(place->taken) + place->layer * step->slots;
+    int32_t *places = buffer_i32(place->place), slot = -1, next = 0;
+    for (size_t row = 0; row < step->rows; row++) {
+        if (buffer_i32(step->slot)[row] != slot) {
+            slot = buffer_i32(step->slot)[row];
+            next = taken[slot];
+        }
+        places[row] = run[row] || next == 0 ? next : next - 1;
+        next += run[row];
+    }
+}
+
 /* The list of running rows, ascending: one pass in order, after all rows have decided. */
-static void list_running(const struct decisions *decisions, size_t sublayer, size_t rows) {
+static void list_running(const struct decisions *decisions, size_t sublayer,
+                         const struct step_rows *step, const struct kv_place *place) {
     const uint8_t *run = decisions->run->data + sublayer * decisions->max_rows;
     int32_t *indices = buffer_i32(decisions->running.indices);
     int32_t count = 0;
-    for (size_t row = 0; row < rows; row++) {
+    for (size_t row = 0; row < step->rows; row++) {
         if (run[row]) indices[count++] = (int32_t)row;
     }
     buffer_i32(decisions->running.count)[0] = count;
+    if (place) place_rows(place, step, run);
 }
 
 /* Operations on 16 floats that a decision takes, for pool_run. */
@@ -63,7 +79,7 @@ void cpu_nag_begin(struct device *device, const struct nag_begin *begin) {
     struct begin_loop loop = {cpu->primitives, begin};
     size_t cost = begin->width + decide_cost(begin->next, begin->width);
     pool_run(cpu->pool, begin->step->rows, cost, begin_rows, &loop);
-    list_running(begin->decisions, 0, begin->step->rows);
+    list_running(begin->decisions, 0, begin->step, begin->place);
 }
 
 /* ---- End of a sub-layer ---------------------------------------------------------------------- */
@@ -121,5 +137,5 @@ void cpu_nag_end_sublayer(struct device *device, const struct nag_end_sublayer *
     struct end_loop loop = {cpu->primitives, end};
     size_t cost = end->width + decide_cost(end->next, end->width);
     pool_run(cpu->pool, end->step->rows, cost, end_rows, &loop);
-    if (end->next) list_running(end->decisions, end->sublayer + 1, end->step->rows);
+    if (end->next) list_running(end->decisions, end->sublayer + 1, end->step, end->place);
 }

@@ -22,7 +22,8 @@ static void activate_rows(void *context, size_t first, size_t end) {
 void cpu_activate(struct device *device, const struct activate *activate) {
     struct cpu_device *cpu = cpu_of(device);
     struct activate_loop loop = {cpu->primitives, activate};
-    pool_run(cpu->pool, activate->rows, activate->width / PANEL * 20, activate_rows, &loop);
+    struct rows rows = rows_of(activate->list, activate->rows);
+    pool_run(cpu->pool, rows.count, activate->width / PANEL * 20, activate_rows, &loop);
 }
 
 struct scale_loop {

@@ -210,6 +210,7 @@ static __device__ __forceinline__ void load_keys(const struct attend &attend,
                                                  const struct tiles<Cached> &tiles, int slot,
                                                  int first, int end) {
     int size = attend.head_size, kv_head = (int)blockIdx.y / attend.parts_per_group;
+    const int32_t *blocks = blocks_of(attend.places, slot);
     const int per_vector = (int)(sizeof(uint4) / sizeof(Cached));
     int keys = end - first < KEYS ? end - first : KEYS;
     if (threadIdx.x == 0) COUNT_BYTES((size_t)keys * 2 * size * sizeof(Cached));
@@ -221,7 +222,7 @@ static __device__ __forceinline__ void load_keys(const struct attend &attend,
         const Cached *key = NULL, *value = NULL;
         if (is_loaded) {
             int position = first + t;
-            unsigned char *block = block_at(attend.layout, attend.places, slot, position);
+            unsigned char *block = block_at(attend.layout, blocks, position);
             unsigned char *head = keys_at(attend.layout, block, kv_head);
             key = (const Cached *)head + (size_t)(position % KV_BLOCK_TOKENS) * size + d;
             value = (const Cached *)(head + attend.layout.head_bytes) +
@@ -482,7 +483,7 @@ void cuda_attention(struct device *device, const struct attention *args) {
     struct attend attend = {};
     attend.rows = cuda_rows(cuda, args->list, args->step->rows);
     if (attend.rows.most == 0) return;
-    attend.places = places_of(args->step);
+    attend.places = places_of(cuda, args->step);
     attend.layout = layout_of(kv);
     attend.rotation = take_rotation(cuda, args->q, attend.rows, kv->head_size);
     attend.q = args->q->data;
@@ -493,7 +494,8 @@ void cuda_attention(struct device *device, const struct attention *args) {
     attend.heads_per_part = attend.group < PAIRS_MAX ? attend.group : PAIRS_MAX;
     attend.parts_per_group = (attend.group + PAIRS_MAX - 1) / PAIRS_MAX;
     attend.scale = 1 / sqrtf((float)kv->head_size);
-    int longest = (int)args->step->blocks_per_slot * KV_BLOCK_TOKENS;
+    size_t blocks = cuda->bucket ? cuda->block_bucket : args->step->blocks_per_slot;
+    int longest = (int)blocks * KV_BLOCK_TOKENS;
     attend.chunks =
         (longest + CHUNK - 1) / CHUNK < CHUNKS_MAX ? (longest + CHUNK - 1) / CHUNK : CHUNKS_MAX;
     bool q_bf16 = args->q->type == DTYPE_BF16, kv_bf16 = kv->type == DTYPE_BF16;

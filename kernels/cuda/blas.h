@@ -19,6 +19,7 @@ struct product {
 
 int blas_open(cudaStream_t stream, struct blas **blas, struct error *error);
 void blas_close(struct blas *blas); /* NULL is allowed */
+void blas_set_stream(struct blas *blas, cudaStream_t stream);
 void blas_multiply(struct blas *blas, const struct product *product);
 
 #endif

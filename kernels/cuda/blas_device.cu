@@ -48,6 +48,10 @@ void blas_close(struct blas *blas) {
     free(blas);
 }
 
+void blas_set_stream(struct blas *blas, cudaStream_t stream) {
+    blas->stream = stream;
+}
+
 static void must(cublasStatus_t status, const char *what) {
     if (status == CUBLAS_STATUS_SUCCESS) return;
     fprintf(stderr, "fathom: cuBLASLt: %s: %s\n", what, cublasLtGetStatusString(status));

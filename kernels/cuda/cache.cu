@@ -24,12 +24,15 @@ struct layout layout_of(const struct kv_layer *kv) {
     return layout;
 }
 
-struct places places_of(const struct step_rows *step) {
+struct places places_of(const struct cuda_device *cuda, const struct step_rows *step) {
     struct places places = {};
     places.position = (const int32_t *)step->position->data;
     places.slot = (const int32_t *)step->slot->data;
     places.table = (const int32_t *)step->block_table->data;
+    places.shape = cuda->bucket ? cuda->shape : NULL;
+    places.slots = (int)step->slots;
     places.blocks_per_slot = (int)step->blocks_per_slot;
+    places.layer = (int)step->layer;
     return places;
 }
 
@@ -120,8 +123,8 @@ static __global__ void __launch_bounds__(CACHE_WARPS *WARP)
     if (i >= active_count(append.rows)) return;
     int row = active_row(append.rows, i), position = append.places.position[row];
     int t = position % KV_BLOCK_TOKENS;
-    unsigned char *block =
-        block_at(append.layout, append.places, append.places.slot[row], position);
+    const int32_t *blocks = blocks_of(append.places, append.places.slot[row]);
+    unsigned char *block = block_at(append.layout, blocks, position);
     for (int h = (int)threadIdx.x / WARP; h < append.kv_heads; h += CACHE_WARPS) {
         size_t from = ((size_t)i * append.kv_heads + h) * size;
         unsigned char *keys = keys_at(append.layout, block, h);
@@ -153,7 +156,7 @@ void cuda_kv_append(struct device *device, const struct kv_append *args) {
     cuda_rotate_now(cuda, (struct buffer *)args->v);
     struct append append = {};
     append.rows = cuda_rows(cuda, args->list, args->step->rows);
-    append.places = places_of(args->step);
+    append.places = places_of(cuda, args->step);
     append.layout = layout_of(kv);
     append.kv_heads = (int)kv->kv_heads;
     append.head_size = (int)kv->head_size;

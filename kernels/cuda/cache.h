@@ -20,21 +20,28 @@ struct layout {
 /* Rows of a step in the cache. */
 struct places {
     const int32_t *position, *slot, *table;
-    int blocks_per_slot;
+    const int32_t *shape; /* of a recorded step: in place of the next two */
+    int slots, blocks_per_slot, layer;
 };
 
 struct layout layout_of(const struct kv_layer *kv);
-struct places places_of(const struct step_rows *step);
+struct places places_of(const struct cuda_device *cuda, const struct step_rows *step);
 
 /* The rotation that waits for `buffer`, for an operation over `rows` that will do it on the way; one
  * of other rows is done at once. `table` NULL: none. */
 struct rotation take_rotation(struct cuda_device *cuda, const struct buffer *buffer,
                               struct active rows, size_t head_size);
 
-static __device__ __forceinline__ unsigned char *
-block_at(const struct layout &layout, const struct places &places, int slot, int position) {
-    const int32_t *table = places.table + (size_t)slot * places.blocks_per_slot;
-    return layout.arena + (size_t)table[position / KV_BLOCK_TOKENS] * layout.block_bytes;
+/* The blocks of a slot, in the order of its positions. */
+static __device__ __forceinline__ const int32_t *blocks_of(const struct places &places, int slot) {
+    int slots = places.shape ? places.shape[SHAPE_SLOTS] : places.slots;
+    int per_slot = places.shape ? places.shape[SHAPE_BLOCKS] : places.blocks_per_slot;
+    return places.table + ((size_t)places.layer * slots + slot) * per_slot;
+}
+
+static __device__ __forceinline__ unsigned char *block_at(const struct layout &layout,
+                                                          const int32_t *blocks, int position) {
+    return layout.arena + (size_t)blocks[position / KV_BLOCK_TOKENS] * layout.block_bytes;
 }
 
 static __device__ __forceinline__ unsigned char *keys_at(const struct layout &layout,

@@ -9,6 +9,7 @@
 #define THREADS        256  /* of a block that works on one row, at most */
 #define SCORES_MAX     1024 /* gate directions */
 #define GATE_PARTS_MAX 8    /* blocks that share the directions of one row */
+#define BOUND_ROWS     256  /* up to here the host does not ask how many rows are on a list */
 
 /* A rotation of q or k that was asked for and not yet done: whoever reads the buffer next does it on
  * the way, which saves a launch and a pass over memory. */
@@ -43,7 +44,10 @@ struct active {
     int most;
 };
 
-struct recorded_step;
+/* What steps of like shape differ in; kernels of a recorded step find it in memory. */
+enum { SHAPE_ROWS, SHAPE_SLOTS, SHAPE_BLOCKS, SHAPE_INTS };
+
+struct recorder;
 
 struct cuda_device {
     struct device base;
@@ -75,10 +79,12 @@ struct cuda_device {
     const struct buffer *known_list;
     size_t known_count;
 
-    /* While a step is recorded: its bucket, and where the device finds the number of rows. */
-    size_t bucket; /* 0: no recording */
-    int32_t *step_rows;
-    struct recorded_step *recorded;
+    /* While a step is recorded: bounds of its rows and of its blocks per slot. 0: none is. */
+    size_t bucket, block_bucket;
+    int32_t *shape; /* [SHAPE_INTS] */
+    struct recorder *recorder;
+
+    unsigned char *staging; /* [STAGING_BYTES] of the host, where reads land without a wait each */
 };
 
 /* Threads for a row of `width`: a function of the width alone, since sums over a row are made in an
@@ -106,6 +112,22 @@ void cuda_must(cudaError_t status, const char *what);
 void cuda_flush(struct cuda_device *cuda);
 
 struct active cuda_rows(struct cuda_device *cuda, const struct row_list *list, size_t rows);
+
+/* Powers of two: one algorithm, and one recording, for all steps of about the same size. */
+static inline size_t bucket_of(size_t rows) {
+    size_t bucket = 1;
+    while (bucket < rows) bucket *= 2;
+    return bucket;
+}
+
+int cuda_recorder_create(struct cuda_device *cuda, struct error *error);
+void cuda_recorder_destroy(struct cuda_device *cuda);
+bool cuda_step_begin(struct device *device, const struct step_shape *shape);
+bool cuda_step_end(struct device *device);
+void cuda_branch_begin(struct device *device, const struct row_list *list);
+void cuda_branch_end(struct device *device);
+/* While a step is recorded whose lists have branches: the condition that the next list sets. */
+bool cuda_condition(struct cuda_device *cuda, cudaGraphConditionalHandle *condition);
 
 void *cuda_allocate(size_t bytes, struct error *error);
 struct buffer *cuda_buffer_create(struct device *device, size_t bytes, struct error *error);

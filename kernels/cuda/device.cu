@@ -1,9 +1,12 @@
 /* The CUDA device: opening it, its memory, and its table of operations. */
 #include "kernels/cuda/cuda.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define STAGING_BYTES ((size_t)16 << 20)
 
 void cuda_must(cudaError_t status, const char *what) {
     if (status == cudaSuccess) return;
@@ -84,6 +87,7 @@ static void forget(struct cuda_device *cuda, const struct buffer *buffer) {
 static void cuda_write(struct device *device, struct buffer *buffer, size_t offset,
                        const void *data, size_t size) {
     struct cuda_device *cuda = cuda_of(device);
+    assert(!cuda->bucket); /* no part of a recorded step */
     cuda_flush(cuda);
     cuda_rotate_now(cuda, buffer);
     forget(cuda, buffer);
@@ -97,6 +101,7 @@ static void cuda_write(struct device *device, struct buffer *buffer, size_t offs
 static void cuda_read(struct device *device, const struct buffer *buffer, size_t offset, void *data,
                       size_t size) {
     struct cuda_device *cuda = cuda_of(device);
+    assert(!cuda->bucket);
     cuda_flush(cuda);
     cuda_rotate_now(cuda, (struct buffer *)buffer);
     if (size == 0) return;
@@ -104,6 +109,45 @@ static void cuda_read(struct device *device, const struct buffer *buffer, size_t
         cudaMemcpyAsync(data, buffer->data + offset, size, cudaMemcpyDeviceToHost, cuda->stream),
         "reading");
     cuda_must(cudaStreamSynchronize(cuda->stream), "reading");
+}
+
+/* Pieces that fit land in memory from which they are handed out once all have come; a copy straight
+ * into the caller's may wait by itself. */
+static void cuda_read_all(struct device *device, const struct copy *copies, size_t count) {
+    struct cuda_device *cuda = cuda_of(device);
+    size_t used = 0;
+    cuda_flush(cuda);
+    for (size_t i = 0; i < count; i++) {
+        const struct copy *copy = &copies[i];
+        size_t bytes = copy->width * copy->rows;
+        if (bytes == 0) continue;
+        cuda_rotate_now(cuda, (struct buffer *)copy->from);
+        bool is_staged = bytes <= STAGING_BYTES - used;
+        void *to = is_staged ? cuda->staging + used : copy->to;
+        size_t pitch = is_staged ? copy->width : copy->stride;
+        if (copy->rows == 1) {
+            cuda_must(
+                cudaMemcpyAsync(to, copy->from->data, bytes, cudaMemcpyDeviceToHost, cuda->stream),
+                "reading");
+        } else {
+            cuda_must(cudaMemcpy2DAsync(to, pitch, copy->from->data, copy->stride, copy->width,
+                                        copy->rows, cudaMemcpyDeviceToHost, cuda->stream),
+                      "reading");
+        }
+        if (is_staged) used += bytes;
+    }
+    cuda_must(cudaStreamSynchronize(cuda->stream), "reading");
+    used = 0;
+    for (size_t i = 0; i < count; i++) {
+        const struct copy *copy = &copies[i];
+        size_t bytes = copy->width * copy->rows;
+        if (bytes > STAGING_BYTES - used) continue;
+        for (size_t row = 0; row < copy->rows; row++) {
+            memcpy((unsigned char *)copy->to + row * copy->stride,
+                   cuda->staging + used + row * copy->width, copy->width);
+        }
+        used += bytes;
+    }
 }
 
 /* Halves are read into the second half of `out`, and widened from the front: none is overwritten
@@ -126,11 +170,18 @@ static void cuda_read_activation(struct device *device, const struct buffer *buf
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
 
-/* Outside of a recording the host asks, once per list: such steps are wide, and the answer saves
- * them more than it costs. */
+/* A recorded step has room for all that its bucket may hold. */
+static size_t bound_of(const struct cuda_device *cuda, size_t rows) {
+    size_t bucket = bucket_of(rows);
+    if (!cuda->bucket) return rows;
+    return bucket < cuda->max_rows ? bucket : cuda->max_rows;
+}
+
+/* In wide steps the host asks, once per list: products over the running rows alone save such a step
+ * more than the answer costs. */
 size_t cuda_row_count(struct device *device, const struct row_list *list) {
     struct cuda_device *cuda = cuda_of(device);
-    if (cuda->bucket) return cuda->bucket;
+    if (list->most <= BOUND_ROWS) return bound_of(cuda, list->most);
     if (cuda->known_list != list->indices) {
         int32_t count;
         cuda_read(device, list->count, 0, &count, sizeof count);
@@ -142,14 +193,13 @@ size_t cuda_row_count(struct device *device, const struct row_list *list) {
 
 struct active cuda_rows(struct cuda_device *cuda, const struct row_list *list, size_t rows) {
     struct active active = {};
-    active.most = (int)(cuda->bucket ? cuda->bucket : rows);
-    active.count = cuda->bucket ? cuda->step_rows : NULL;
-    if (!list) return active;
-    active.indices = (const int32_t *)list->indices->data;
-    if (cuda->bucket) {
+    if (list) {
+        active.indices = (const int32_t *)list->indices->data;
         active.count = (const int32_t *)list->count->data;
-    } else {
         active.most = (int)cuda_row_count(&cuda->base, list);
+    } else {
+        active.count = cuda->bucket ? cuda->shape + SHAPE_ROWS : NULL;
+        active.most = (int)bound_of(cuda, rows);
     }
     return active;
 }
@@ -159,10 +209,12 @@ struct active cuda_rows(struct cuda_device *cuda, const struct row_list *list, s
 static void cuda_close(struct device *device) {
     struct cuda_device *cuda = cuda_of(device);
     if (cuda->stream) cudaStreamSynchronize(cuda->stream);
+    cuda_recorder_destroy(cuda);
     blas_close(cuda->blas);
     void *memory[] = {cuda->copy,    cuda->packed,   cuda->scores,        cuda->place,
-                      cuda->arrived, cuda->partials, cuda->parts_arrived, cuda->step_rows};
+                      cuda->arrived, cuda->partials, cuda->parts_arrived, cuda->shape};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) cudaFree(memory[i]);
+    cudaFreeHost(cuda->staging);
     if (cuda->stream) cudaStreamDestroy(cuda->stream);
     free(cuda);
 }
@@ -183,6 +235,7 @@ static struct kernels table_make() {
     table.buffer_bytes = cuda_buffer_bytes;
     table.write = cuda_write;
     table.read = cuda_read;
+    table.read_all = cuda_read_all;
     table.activation_create = cuda_activation_create;
     table.read_activation = cuda_read_activation;
     table.matrix_create = cuda_matrix_create;
@@ -190,6 +243,11 @@ static struct kernels table_make() {
     table.matrix_bytes = cuda_matrix_bytes;
     table.kv_block_bytes = cuda_kv_block_bytes;
     table.row_count = cuda_row_count;
+    table.lists_are_packed = true;
+    table.step_begin = cuda_step_begin;
+    table.step_end = cuda_step_end;
+    table.branch_begin = cuda_branch_begin;
+    table.branch_end = cuda_branch_end;
     table.nag_begin = cuda_nag_begin;
     table.nag_end_sublayer = cuda_nag_end_sublayer;
     table.matmul = cuda_matmul;
@@ -260,9 +318,12 @@ static int scratch_create(struct cuda_device *cuda, struct error *error) {
     cuda->scores = (float *)cuda_allocate(cuda->max_rows * SCORES_MAX * sizeof(float), error);
     cuda->place = (int32_t *)cuda_allocate(cuda->max_rows * sizeof(int32_t), error);
     cuda->arrived = (int32_t *)cuda_allocate(cuda->max_rows * sizeof(int32_t), error);
-    cuda->step_rows = (int32_t *)cuda_allocate(sizeof(int32_t), error);
-    if (!cuda->scores || !cuda->place || !cuda->arrived || !cuda->step_rows)
-        return FATHOM_NO_MEMORY;
+    cuda->shape = (int32_t *)cuda_allocate(SHAPE_INTS * sizeof(int32_t), error);
+    if (!cuda->scores || !cuda->place || !cuda->arrived || !cuda->shape) return FATHOM_NO_MEMORY;
+    if (cudaMallocHost((void **)&cuda->staging, STAGING_BYTES) != cudaSuccess) {
+        cudaGetLastError();
+        return error_set(error, FATHOM_NO_MEMORY, "no memory to read results of the device into");
+    }
     return cuda_attention_create(cuda, error);
 }
 
@@ -272,6 +333,7 @@ static int device_prepare(struct cuda_device *cuda, struct error *error) {
         return error_set(error, FATHOM_UNSUPPORTED, "CUDA stream: %s", cudaGetErrorString(status));
     }
     int result = blas_open(cuda->stream, &cuda->blas, error);
+    if (!result) result = cuda_recorder_create(cuda, error);
     return result ? result : scratch_create(cuda, error);
 }
 

@@ -214,10 +214,22 @@ struct list {
     struct active rows;
     const uint8_t *run;
     int32_t *indices, *count, *place;
+    /* Of the rows in a layer's cache; places NULL: positions are places. */
+    const int32_t *slot, *taken, *shape; /* taken [layers, slots]; shape: of a recorded step */
+    int32_t *places;
+    int slots, layer;
+    bool is_condition; /* of the branch that the listed rows have */
+    cudaGraphConditionalHandle condition;
     const __nv_bfloat16 *copy; /* NULL: do not pack */
     __nv_bfloat16 *packed;
     int width;
 };
+
+/* The first place of a row's slot in the layer's cache that earlier steps left. */
+static __device__ __forceinline__ int first_place(const struct list &list, int row) {
+    int slots = list.shape ? list.shape[SHAPE_SLOTS] : list.slots;
+    return list.taken[(size_t)list.layer * slots + list.slot[row]];
+}
 
 /* A block per row counts the running rows before it: no second pass, no order of blocks. */
 static __global__ void __launch_bounds__(THREADS) list_kernel(struct list list) {
@@ -225,13 +237,24 @@ static __global__ void __launch_bounds__(THREADS) list_kernel(struct list list) 
     int row = (int)blockIdx.x, rows = active_count(list.rows);
     if (row >= rows) return;
     bool runs = list.run[row];
-    if (!runs && row != rows - 1) return;
-    float before = 0; /* exact: below 2^24 */
-    for (int i = (int)threadIdx.x; i < row; i += (int)blockDim.x) before += list.run[i] ? 1.0f : 0;
+    if (!runs && row != rows - 1 && !list.places) return;
+    float before = 0, of_slot = 0; /* exact: below 2^24 */
+    for (int i = (int)threadIdx.x; i < row; i += (int)blockDim.x) {
+        if (!list.run[i]) continue;
+        before += 1;
+        if (list.places && list.slot[i] == list.slot[row]) of_slot += 1;
+    }
     int at = (int)block_sum(before, scratch);
+    if (list.places) {
+        int next = first_place(list, row) + (int)block_sum(of_slot, scratch);
+        if (threadIdx.x == 0) list.places[row] = runs || next == 0 ? next : next - 1;
+    }
     if (threadIdx.x == 0) {
         COUNT_BYTES((size_t)row);
-        if (row == rows - 1) *list.count = at + runs;
+        if (row == rows - 1) {
+            *list.count = at + runs;
+            if (list.is_condition) cudaGraphSetConditional(list.condition, at + runs > 0);
+        }
         if (runs) {
             list.indices[at] = row;
             list.place[row] = at;
@@ -282,7 +305,8 @@ static unsigned gate_parts(const struct decide &decide, int rows, unsigned threa
 }
 
 static void list_rows(struct cuda_device *cuda, const struct decisions *decisions,
-                      struct active rows, size_t sublayer, const struct buffer *r, size_t width) {
+                      struct active rows, size_t sublayer, const struct buffer *r, size_t width,
+                      const struct step_rows *step, const struct kv_place *place) {
     struct list list = {};
     list.rows = rows;
     list.run = decisions->run->data + sublayer * decisions->max_rows;
@@ -292,6 +316,15 @@ static void list_rows(struct cuda_device *cuda, const struct decisions *decision
     list.copy = cuda->copy;
     list.packed = (__nv_bfloat16 *)cuda->packed;
     list.width = (int)width;
+    if (place) {
+        list.slot = (const int32_t *)step->slot->data;
+        list.taken = (const int32_t *)place->taken->data;
+        list.shape = cuda->bucket ? cuda->shape : NULL;
+        list.places = (int32_t *)place->place->data;
+        list.slots = (int)step->slots;
+        list.layer = (int)place->layer;
+    }
+    list.is_condition = cuda_condition(cuda, &list.condition);
     LAUNCH(list_kernel, dim3((unsigned)rows.most), dim3(threads_of(width)), 0, cuda->stream, list);
     cuda->packed_of = r;
     cuda->packed_list = decisions->running.indices;
@@ -319,7 +352,7 @@ void cuda_nag_begin(struct device *device, const struct nag_begin *args) {
     ALLOW_SHARED(begin_kernel, shared);
     LAUNCH(begin_kernel, grid, dim3(threads_of(args->width)), shared, cuda->stream, begin);
     cuda->copy_of = args->r;
-    list_rows(cuda, args->decisions, begin.rows, 0, args->r, args->width);
+    list_rows(cuda, args->decisions, begin.rows, 0, args->r, args->width, args->step, args->place);
 }
 
 void cuda_nag_end_sublayer(struct device *device, const struct nag_end_sublayer *args) {
@@ -352,6 +385,7 @@ void cuda_nag_end_sublayer(struct device *device, const struct nag_end_sublayer 
     }
     cuda->packed_of = NULL;
     if (args->next) {
-        list_rows(cuda, decisions, end.rows, args->sublayer + 1, args->r, args->width);
+        list_rows(cuda, decisions, end.rows, args->sublayer + 1, args->r, args->width, args->step,
+                  args->place);
     }
 }

@@ -8,7 +8,7 @@ extern "C" {
 #include <assert.h>
 #include <stdlib.h>
 
-#define STAGING_BYTES ((size_t)64 << 20) /* weights are converted and copied in pieces */
+#define PIECE_BYTES ((size_t)64 << 20) /* weights are converted and copied in pieces */
 
 /* ---- Weights --------------------------------------------------------------------------------- */
 
@@ -27,7 +27,7 @@ static void convert(const void *data, enum dtype type, size_t first, size_t coun
 static int matrix_fill(struct cuda_device *cuda, struct matrix *matrix, const void *data,
                        enum dtype type, struct error *error) {
     size_t size = dtype_size(matrix->type), count = matrix->out * matrix->in;
-    size_t piece = STAGING_BYTES / size < count ? STAGING_BYTES / size : count;
+    size_t piece = PIECE_BYTES / size < count ? PIECE_BYTES / size : count;
     void *staging = malloc(piece * size);
     if (!staging) return error_set(error, FATHOM_NO_MEMORY, "no memory to convert weights");
     for (size_t first = 0; first < count; first += piece) {
@@ -122,13 +122,6 @@ static const void *product_rows(struct cuda_device *cuda, const struct matmul *a
         cuda->packed_type = type;
     }
     return cuda->packed;
-}
-
-/* Powers of two: one algorithm for all steps of about the same size. */
-static size_t bucket_of(size_t rows) {
-    size_t bucket = 1;
-    while (bucket < rows) bucket *= 2;
-    return bucket;
 }
 
 static bool is_twin(const struct product *a, const struct product *b) {

@@ -63,7 +63,7 @@ static __global__ void __launch_bounds__(THREADS)
 void cuda_activate(struct device *device, const struct activate *args) {
     struct cuda_device *cuda = cuda_of(device);
     cuda_flush(cuda);
-    struct active rows = cuda_rows(cuda, NULL, args->rows);
+    struct active rows = cuda_rows(cuda, args->list, args->rows);
     if (rows.most == 0) return;
     /* Rows are the second dimension of the grid, which has a limit that no step reaches. */
     dim3 grid((unsigned)((args->width + THREADS - 1) / THREADS), (unsigned)rows.most);

@@ -234,6 +234,12 @@ void emulation_count_product(size_t bytes) {
 void emulation_count_graph() {
     counters.graphs++;
 }
+void emulation_count_wait() {
+    counters.waits++;
+}
+void emulation_count_copy() {
+    counters.copies++;
+}
 
 extern "C" void emulation_set_schedule(uint64_t value) {
     seed = value;

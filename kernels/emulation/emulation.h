@@ -215,7 +215,11 @@ enum cudaError_t {
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
-enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed };
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
+enum cudaGraphNodeType { cudaGraphNodeTypeConditional };
+enum cudaGraphConditionalNodeType { cudaGraphCondTypeIf };
+enum { cudaStreamSetCaptureDependencies = 1 };
 
 /* What was issued while a stream was captured. */
 struct emulation_graph;
@@ -223,7 +227,20 @@ struct emulation_stream;
 typedef emulation_stream *cudaStream_t;
 typedef emulation_graph *cudaGraph_t;
 typedef emulation_graph *cudaGraphExec_t;
+typedef const void *cudaGraphNode_t;
 typedef int32_t *cudaGraphConditionalHandle;
+
+struct cudaGraphEdgeData {};
+struct cudaConditionalNodeParams {
+    cudaGraphConditionalHandle handle;
+    cudaGraphConditionalNodeType type;
+    unsigned size;
+    cudaGraph_t *phGraph_out; /* of the graph's own memory */
+};
+struct cudaGraphNodeParams {
+    cudaGraphNodeType type;
+    cudaConditionalNodeParams conditional;
+};
 
 struct cudaDeviceProp {
     char name[256];
@@ -239,6 +256,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device);
 cudaError_t cudaMemGetInfo(size_t *free, size_t *total);
 cudaError_t cudaMalloc(void **memory, size_t bytes);
 cudaError_t cudaFree(void *memory);
+cudaError_t cudaMallocHost(void **memory, size_t bytes);
+cudaError_t cudaFreeHost(void *memory);
 cudaError_t cudaStreamCreate(cudaStream_t *stream);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
@@ -251,6 +270,21 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
                               cudaStream_t stream);
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph);
+cudaError_t cudaStreamBeginCaptureToGraph(cudaStream_t stream, cudaGraph_t graph,
+                                          const cudaGraphNode_t *after, const cudaGraphEdgeData *,
+                                          size_t count, cudaStreamCaptureMode mode);
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus *status,
+                                     unsigned long long *id, cudaGraph_t *graph,
+                                     const cudaGraphNode_t **after, const cudaGraphEdgeData **edges,
+                                     size_t *count);
+cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t stream, cudaGraphNode_t *after,
+                                                const cudaGraphEdgeData *, size_t count,
+                                                unsigned flags);
+cudaError_t cudaGraphConditionalHandleCreate(cudaGraphConditionalHandle *handle, cudaGraph_t graph,
+                                             unsigned value, unsigned flags);
+cudaError_t cudaGraphAddNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after,
+                             const cudaGraphEdgeData *, size_t count, cudaGraphNodeParams *params);
+void cudaGraphSetConditional(cudaGraphConditionalHandle handle, unsigned value);
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph,
                                  unsigned long long flags);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
@@ -267,9 +301,6 @@ void emulation_count_bytes(size_t bytes);
 void emulation_issue(cudaStream_t stream, std::function<void()> work);
 void emulation_run_grid(const char *name, const std::function<void()> &thread, dim3 grid,
                         dim3 block, size_t shared);
-/* A branch of a graph: what is issued until the end runs only if *count > 0 by then. */
-void emulation_branch_begin(cudaStream_t stream, const int32_t *count);
-void emulation_branch_end(cudaStream_t stream);
 
 /* Arguments are copied at launch, as CUDA does. */
 template <typename... P, typename... A>
@@ -289,13 +320,18 @@ struct emulation_counters {
     size_t products; /* matrix products */
     size_t bytes;    /* of device memory that kernels say they read or wrote */
     size_t graphs;   /* graphs launched */
+    size_t waits;    /* of the host for a stream */
+    size_t copies;   /* to the host */
 };
+/* What a driver may lack. */
+enum emulation_lack { LACKS_NOTHING, LACKS_GRAPHS, LACKS_BRANCHES };
 
 extern "C" {
 /* Another order of blocks, warps and lanes; 0: ascending. */
 void emulation_set_schedule(uint64_t seed);
 struct emulation_counters emulation_get_counters(void);
 void emulation_clear_counters(void);
+void emulation_set_lack(enum emulation_lack lack);
 /* What to do about a damaged guard or a deadlock. NULL: print and abort. */
 void emulation_set_fault_handler(void (*handler)(const char *message));
 /* Checks the guard bytes around all allocations; returns how many are damaged. */

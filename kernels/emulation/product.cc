@@ -18,6 +18,10 @@ void blas_close(struct blas *blas) {
     delete blas;
 }
 
+void blas_set_stream(struct blas *blas, cudaStream_t stream) {
+    blas->stream = stream;
+}
+
 static std::vector<float> floats(const void *data, enum dtype type, size_t count) {
     std::vector<float> out(count);
     for (size_t i = 0; i < count; i++) {

@@ -104,6 +104,15 @@ cudaError_t cudaFree(void *memory) {
     return cudaSuccess;
 }
 
+cudaError_t cudaMallocHost(void **memory, size_t bytes) {
+    *memory = malloc(bytes);
+    return *memory ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+cudaError_t cudaFreeHost(void *memory) {
+    free(memory);
+    return cudaSuccess;
+}
+
 /* ---- The device ------------------------------------------------------------------------------ */
 
 const char *cudaGetErrorString(cudaError_t error) {
@@ -136,39 +145,45 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
 
 /* ---- Streams and graphs ---------------------------------------------------------------------- */
 
-/* A list of work; a branch is a list of its own that runs if its count is above zero. */
+static const int32_t NOT_SET = -1;
+
+/* A list of work. A branch is a list of its own, behind a condition that the work before it sets
+ * anew in every run. */
+struct emulation_branch;
 struct emulation_graph {
     std::vector<std::function<void()>> work;
+    std::vector<std::shared_ptr<int32_t>> conditions;
+    std::vector<std::shared_ptr<emulation_branch>> branches;
+    bool has_loose_node = false; /* added, but nothing was ordered behind it yet */
+};
+struct emulation_branch {
+    emulation_graph body;
+    cudaGraph_t address; /* of the body, for whom the params point to it */
 };
 struct emulation_stream {
-    std::vector<std::shared_ptr<emulation_graph>> capturing; /* the graph, and open branches */
-    std::vector<const int32_t *> counts;                     /* of the branches */
+    std::shared_ptr<emulation_graph> own; /* what its capture makes */
+    emulation_graph *capturing = nullptr; /* that, or somebody's branch */
 };
 
+static enum emulation_lack lack;
+
+extern "C" void emulation_set_lack(enum emulation_lack value) {
+    lack = value;
+}
+
 static void graph_run(const emulation_graph &graph) {
+    for (const auto &condition : graph.conditions) *condition = NOT_SET;
     for (const auto &work : graph.work) work();
 }
 
 void emulation_issue(cudaStream_t stream, std::function<void()> work) {
-    if (stream->capturing.empty())
+    if (!stream->capturing) {
         work();
-    else
-        stream->capturing.back()->work.push_back(std::move(work));
-}
-
-void emulation_branch_begin(cudaStream_t stream, const int32_t *count) {
-    stream->counts.push_back(count);
-    stream->capturing.push_back(std::make_shared<emulation_graph>());
-}
-
-void emulation_branch_end(cudaStream_t stream) {
-    std::shared_ptr<emulation_graph> branch = stream->capturing.back();
-    const int32_t *count = stream->counts.back();
-    stream->capturing.pop_back();
-    stream->counts.pop_back();
-    emulation_issue(stream, [=] {
-        if (*count > 0) graph_run(*branch);
-    });
+        return;
+    }
+    if (stream->capturing->has_loose_node)
+        emulation_fault("work is captured that is not ordered behind the node before it");
+    stream->capturing->work.push_back(std::move(work));
 }
 
 cudaError_t cudaStreamCreate(cudaStream_t *stream) {
@@ -180,8 +195,9 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    if (!stream->capturing.empty()) emulation_fault("a captured stream cannot be waited for");
+    if (stream->capturing) emulation_fault("a captured stream cannot be waited for");
     if (emulation_check_memory()) emulation_fault("something was written outside of an allocation");
+    emulation_count_wait();
     return cudaSuccess;
 }
 cudaError_t cudaMemset(void *to, int value, size_t bytes) {
@@ -192,32 +208,92 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stre
     emulation_issue(stream, [=] { memset(to, value, bytes); });
     return cudaSuccess;
 }
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind,
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
-    emulation_issue(stream, [=] { memcpy(to, from, bytes); });
+    emulation_issue(stream, [=] {
+        if (kind == cudaMemcpyDeviceToHost) emulation_count_copy();
+        memcpy(to, from, bytes);
+    });
     return cudaSuccess;
 }
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
-                              size_t width, size_t height, cudaMemcpyKind, cudaStream_t stream) {
+                              size_t width, size_t height, cudaMemcpyKind kind,
+                              cudaStream_t stream) {
+    if (width > to_pitch || width > from_pitch) return cudaErrorInvalidValue;
     emulation_issue(stream, [=] {
+        if (kind == cudaMemcpyDeviceToHost) emulation_count_copy();
         for (size_t i = 0; i < height; i++) {
             memcpy((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
         }
     });
     return cudaSuccess;
 }
+
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
-    if (!stream->capturing.empty()) return cudaErrorInvalidValue;
-    stream->capturing.push_back(std::make_shared<emulation_graph>());
+    if (stream->capturing) return cudaErrorInvalidValue;
+    stream->own = std::make_shared<emulation_graph>();
+    stream->capturing = stream->own.get();
+    return cudaSuccess;
+}
+cudaError_t cudaStreamBeginCaptureToGraph(cudaStream_t stream, cudaGraph_t graph,
+                                          const cudaGraphNode_t *, const cudaGraphEdgeData *,
+                                          size_t, cudaStreamCaptureMode) {
+    if (stream->capturing || !graph) return cudaErrorInvalidValue;
+    stream->capturing = graph;
     return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
-    if (stream->capturing.size() != 1) return cudaErrorInvalidValue;
-    *graph = new emulation_graph(*stream->capturing.back());
-    stream->capturing.clear();
+    if (!stream->capturing) return cudaErrorInvalidValue;
+    *graph = stream->own ? new emulation_graph(*stream->own) : stream->capturing;
+    stream->own.reset();
+    stream->capturing = nullptr;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus *status,
+                                     unsigned long long *, cudaGraph_t *graph,
+                                     const cudaGraphNode_t **after, const cudaGraphEdgeData **edges,
+                                     size_t *count) {
+    *status = stream->capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    *graph = stream->capturing;
+    *after = NULL;
+    *edges = NULL;
+    *count = 0;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t stream, cudaGraphNode_t *,
+                                                const cudaGraphEdgeData *, size_t, unsigned) {
+    stream->capturing->has_loose_node = false;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphConditionalHandleCreate(cudaGraphConditionalHandle *handle, cudaGraph_t graph,
+                                             unsigned, unsigned) {
+    if (lack == LACKS_BRANCHES) return cudaErrorInvalidValue;
+    graph->conditions.push_back(std::make_shared<int32_t>(NOT_SET));
+    *handle = graph->conditions.back().get();
+    return cudaSuccess;
+}
+void cudaGraphSetConditional(cudaGraphConditionalHandle handle, unsigned value) {
+    *handle = (int32_t)value;
+}
+cudaError_t cudaGraphAddNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *,
+                             const cudaGraphEdgeData *, size_t, cudaGraphNodeParams *params) {
+    std::shared_ptr<emulation_branch> branch = std::make_shared<emulation_branch>();
+    int32_t *condition = params->conditional.handle;
+    branch->address = &branch->body;
+    params->conditional.phGraph_out = &branch->address;
+    graph->branches.push_back(branch);
+    graph->work.push_back([=] {
+        if (*condition == NOT_SET) emulation_fault("a branch whose condition nobody set");
+        if (*condition > 0) graph_run(branch->body);
+    });
+    graph->has_loose_node = true;
+    *node = branch.get();
     return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long) {
+    if (lack == LACKS_GRAPHS || graph->conditions.size() != graph->branches.size())
+        return cudaErrorInvalidValue;
     *exec = new emulation_graph(*graph);
     return cudaSuccess;
 }

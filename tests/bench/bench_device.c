@@ -135,10 +135,12 @@ static void make_state(struct bench *bench, size_t positions) {
                                      floats(bench, NULL, rows),
                                      floats(bench, NULL, rows),
                                      floats(bench, NULL, rows * per_slot),
-                                     per_slot};
+                                     per_slot,
+                                     rows,
+                                     0};
     bench->decisions = (struct decisions){floats(bench, NULL, sublayers * rows),
                                           floats(bench, NULL, sublayers * rows),
-                                          {floats(bench, NULL, rows), floats(bench, NULL, 1)},
+                                          {floats(bench, NULL, rows), floats(bench, NULL, 1), rows},
                                           rows,
                                           floats(bench, NULL, TIERS * sublayers),
                                           sublayers};
@@ -200,7 +202,7 @@ static void run_mlp(struct bench *bench, size_t block, const struct row_list *li
     multiply(bench, bench->r, weights->up, bench->up, rows, list);
     bench->kernels->activate(bench->device,
                              &(struct activate){bench->hidden_gate, bench->up, bench->up, running,
-                                                bench->shape.inner, ACTIVATION_SILU_GATED});
+                                                bench->shape.inner, ACTIVATION_SILU_GATED, list});
     multiply(bench, bench->up, weights->down, bench->f, running, NULL);
 }
 
@@ -212,7 +214,7 @@ static double time_step(struct bench *bench) {
     bench->kernels->nag_begin(bench->device,
                               &(struct nag_begin){&bench->step, bench->table, DTYPE_F32,
                                                   bench->shape.width, 0, bench->r, bench->s,
-                                                  &bench->gates[0], &bench->decisions});
+                                                  &bench->gates[0], &bench->decisions, NULL});
     for (size_t l = 0; l < sublayers; l++) {
         size_t count = bench->kernels->row_count(bench->device, running);
         if (l % 2)
@@ -223,7 +225,8 @@ static double time_step(struct bench *bench) {
             bench->device, &(struct nag_end_sublayer){
                                &bench->step, l, bench->shape.width, bench->f, true, bench->r,
                                bench->s, &bench->gates[l],
-                               l + 1 < sublayers ? &bench->gates[l + 1] : NULL, &bench->decisions});
+                               l + 1 < sublayers ? &bench->gates[l + 1] : NULL, &bench->decisions,
+                               NULL});
     }
     bench->kernels->read(bench->device, bench->s, 0, &done, sizeof done);
     return (double)(time_now_ns() - start);
@@ -260,7 +263,7 @@ static void set_rows(struct bench *bench, size_t rows, size_t positions, bool pr
     size_t per_slot = bench->step.blocks_per_slot;
     int32_t *ids = calloc(rows * per_slot, sizeof *ids);
     if (!ids) exit(1);
-    bench->step.rows = rows;
+    bench->step.rows = bench->decisions.running.most = rows;
     for (size_t i = 0; i < rows; i++) ids[i] = (int32_t)(i % 1000);
     bench->kernels->write(bench->device, bench->step.token, 0, ids, rows * sizeof *ids);
     for (size_t i = 0; i < rows; i++) ids[i] = (int32_t)(prefill ? i : positions);

@@ -137,7 +137,9 @@ static void step_fill(struct bench_step *step) {
                                     buffer_of(sizeof zero, zero),
                                     buffer_of(sizeof slot, slot),
                                     buffer_of(sizeof blocks, blocks),
-                                    CONTEXT / 16};
+                                    CONTEXT / 16,
+                                    ROWS_MAX,
+                                    0};
 }
 
 static void step_create(struct bench_step *step) {
@@ -145,7 +147,7 @@ static void step_create(struct bench_step *step) {
     step->decisions = (struct decisions){
         buffer_of(SUBLAYERS * ROWS_MAX * sizeof(float), NULL),
         buffer_of(SUBLAYERS * ROWS_MAX, NULL),
-        {buffer_of(ROWS_MAX * sizeof(int32_t), NULL), buffer_of(sizeof(int32_t), NULL)},
+        {buffer_of(ROWS_MAX * sizeof(int32_t), NULL), buffer_of(sizeof(int32_t), NULL), ROWS_MAX},
         ROWS_MAX,
         buffer_of(SUBLAYERS * sizeof(float), NULL),
         SUBLAYERS};
@@ -171,13 +173,13 @@ static void step_create(struct bench_step *step) {
 static void run_begin(const struct bench_step *step) {
     device->kernels->nag_begin(device, &(struct nag_begin){&step->rows, step->f, DTYPE_F32, WIDTH,
                                                            0, step->r, step->s, &step->gate,
-                                                           &step->decisions});
+                                                           &step->decisions, NULL});
 }
 
 static void run_end(const struct bench_step *step) {
     device->kernels->nag_end_sublayer(
         device, &(struct nag_end_sublayer){&step->rows, 0, WIDTH, step->f, false, step->r, step->s,
-                                           &step->gate, &step->gate, &step->decisions});
+                                           &step->gate, &step->gate, &step->decisions, NULL});
 }
 
 static void run_rope(const struct bench_step *step) {
@@ -198,7 +200,7 @@ static void run_attention(const struct bench_step *step) {
 static void run_activate(const struct bench_step *step) {
     device->kernels->activate(device,
                               &(struct activate){step->up, step->up, step->up, step->rows.rows,
-                                                 INNER, ACTIVATION_SILU_GATED});
+                                                 INNER, ACTIVATION_SILU_GATED, NULL});
 }
 
 static void bench_operations(void) {

@@ -11,13 +11,15 @@
 
 /* As in kernels/emulation/emulation.h. */
 struct emulation_counters {
-    size_t launches, products, bytes, graphs;
+    size_t launches, products, bytes, graphs, waits, copies;
 };
+enum emulation_lack { LACKS_NOTHING, LACKS_GRAPHS, LACKS_BRANCHES };
 
 struct emulation {
     struct emulation_counters (*get)(void);
     void (*clear)(void);
     void (*set_schedule)(uint64_t seed);
+    void (*set_lack)(enum emulation_lack lack);
 };
 
 static void *symbol(void *library, const char *name) {
@@ -35,6 +37,7 @@ static struct emulation emulation_open(void) {
     *(void **)&emulation.get = symbol(library, "emulation_get_counters");
     *(void **)&emulation.clear = symbol(library, "emulation_clear_counters");
     *(void **)&emulation.set_schedule = symbol(library, "emulation_set_schedule");
+    *(void **)&emulation.set_lack = symbol(library, "emulation_set_lack");
     return emulation;
 }
 
@@ -178,24 +181,33 @@ static void schedules_change_no_bit(void **state) {
 
 /* ---- Launches and bytes ---------------------------------------------------------------------- */
 
-/* kernels/cuda/README.md: 12 launches per routed block, 1 to begin, 3 for the head. */
+/* Issued the first time, recorded the second, and run from the recording from then on. */
+enum { ISSUED, RECORDED, REPLAYED, PASSES };
+
+/* kernels/cuda/README.md: 12 launches per routed block, 1 to begin, 3 for the head; and the host
+ * waits for the device once, for what came of it all. */
 static void launches_are_as_planned(void **state) {
     (void)state;
     struct emulation emulation = emulation_open();
     static const size_t row_counts[] = {1, 5, 24};
-    for (size_t i = 0; i < 3; i++) {
+    static const char *const names[] = {"mha-silu", "sharded-omit"};
+    for (size_t i = 0; i < 3 * 2; i++) {
         struct run run;
         struct step_result result;
-        run_open(&run, "mha-silu");
-        assert_int_equal(run.model->info.kv_policy, KV_COMPUTE);
+        run_open(&run, names[i % 2]);
         run.runner.body = BODY_GATHER;
-        emulation.clear();
-        window_runner_step(&run.runner, run.tokens, 0, row_counts[i], 0, true, &result);
-        struct emulation_counters counters = emulation.get();
-        size_t blocks = run.model->config.blocks;
-        assert_int_equal(result.body_gather, 2 * blocks);
-        assert_int_equal(counters.launches, 1 + 12 * blocks + 3);
-        assert_int_equal(counters.products, 5 * blocks + 1);
+        for (int pass = ISSUED; pass < PASSES; pass++) {
+            emulation.clear();
+            window_runner_step(&run.runner, run.tokens, 0, row_counts[i / 2], 0, true, &result);
+            struct emulation_counters counters = emulation.get();
+            size_t blocks = run.model->config.blocks;
+            assert_int_equal(result.body_gather, 2 * blocks);
+            assert_in_range(counters.launches, 1, 1 + 12 * blocks + 3);
+            assert_int_equal(counters.products, 5 * blocks + 1);
+            assert_int_equal(counters.graphs, pass != ISSUED);
+            assert_int_equal(counters.waits, 1);
+            assert_int_equal(counters.copies, 4); /* who ran, mixes, norms, logits */
+        }
         run_close(&run);
     }
 }
@@ -206,6 +218,7 @@ static void skips_read_nothing(void **state) {
     struct emulation emulation = emulation_open();
     struct run run;
     struct step_result result;
+    struct emulation_counters full, empty;
     run_open(&run, "gqa-relu2");
     int none = model_find_tier(run.model, "none");
     assert_true(none > 0);
@@ -213,23 +226,149 @@ static void skips_read_nothing(void **state) {
     size_t blocks = config->blocks;
     size_t skipped = 2 * (2 * config->hidden * config->heads * config->head_size +
                           2 * config->hidden * config->inner); /* Q, O, up and down in bf16 */
-    emulation.clear();
-    window_runner_step(&run.runner, run.tokens, 0, 8, 0, false, &result);
-    struct emulation_counters full = emulation.get();
+    for (int pass = ISSUED; pass < PASSES; pass++) {
+        emulation.clear();
+        window_runner_step(&run.runner, run.tokens, 0, 8, 0, false, &result);
+        full = emulation.get();
+        assert_int_equal(result.body_gather, 2 * blocks);
+    }
     emulation.clear();
     window_runner_step(&run.runner, run.tokens, 0, 8, (size_t)none, false, &result);
-    struct emulation_counters empty = emulation.get();
+    empty = emulation.get();
     assert_int_equal(result.body_none, 2 * blocks);
+    assert_int_equal(empty.graphs, 1);
     assert_int_equal(empty.products, blocks); /* K and V */
     assert_true(full.bytes > empty.bytes + blocks * skipped);
     run_close(&run);
+}
+
+/* ---- Recorded steps -------------------------------------------------------------------------- */
+
+/* Two sequences side by side: five rows and three, then one each, through several blocks of the
+ * cache. */
+enum { SEQUENCES = 2, SLOT_BLOCKS = 3, STEPS = 30, GROUPS_MAX = 8 };
+
+struct pair {
+    struct model *model;
+    struct kv_arena *arena;
+    int32_t length[SEQUENCES], places[GROUPS_MAX * SEQUENCES];
+};
+
+/* The table is as wide as the longer sequence needs, like the scheduler's. */
+static void pair_step(struct pair *pair, size_t step, int body, struct step_result *result) {
+    const struct model_info *info = &pair->model->info;
+    int32_t token[8], position[8], tier[8], slot[8], wanted[SEQUENCES];
+    int32_t table[GROUPS_MAX * SEQUENCES * SLOT_BLOCKS];
+    size_t rows = 0, groups = info->kv_groups;
+    size_t per_slot = (size_t)pair->length[0] / KV_BLOCK_TOKENS + 1;
+    for (int32_t s = 0; s < SEQUENCES; s++) {
+        for (int32_t i = 0; i < (step ? 1 : 5 - 2 * s); i++, rows++) {
+            token[rows] = (int32_t)((7 * step + rows + 3) % info->vocab);
+            position[rows] = pair->length[s]++;
+            tier[rows] = (int32_t)((step / 3 + rows) % info->tier_count);
+            slot[rows] = s;
+        }
+        wanted[s] = (int32_t)rows - 1;
+    }
+    for (size_t i = 0; i < groups * SEQUENCES * per_slot; i++) {
+        size_t of_all = i / per_slot * SLOT_BLOCKS + i % per_slot;
+        table[i] = (int32_t)(groups * SEQUENCES * SLOT_BLOCKS - 1 - of_all);
+    }
+    struct batch batch = {
+        .rows = rows,
+        .token = token,
+        .position = position,
+        .tier = tier,
+        .slot = slot,
+        .block_table = table,
+        .places = pair->places,
+        .slots = SEQUENCES,
+        .blocks_per_slot = per_slot,
+        .logit_rows = wanted,
+        .logit_count = SEQUENCES,
+        .body = body,
+    };
+    model_step(pair->model, pair->arena, &batch, result);
+    for (size_t i = 0; i < groups * rows; i++) {
+        size_t group = i / rows, row = i % rows;
+        bool runs = result->run[2 * group * info->max_step_rows + row];
+        pair->places[group * SEQUENCES + (size_t)slot[row]] += runs;
+    }
+}
+
+struct story {
+    float *logits; /* [STEPS, SEQUENCES, vocab] */
+    size_t bytes, graphs;
+};
+
+static struct story pair_run(const struct emulation *emulation, const char *name,
+                             enum weight_type weights, int body) {
+    char path[512];
+    struct error error = {0};
+    struct model_options options = {.device = "cuda", .weights = weights};
+    snprintf(path, sizeof path, "%s%s", GOLDEN_FOLDER, name);
+    struct pair pair = {.model = golden_model(path, &options)};
+    const struct model_info *info = &pair.model->info;
+    size_t blocks = info->kv_groups * SEQUENCES * SLOT_BLOCKS;
+    assert_in_range(info->kv_groups, 1, GROUPS_MAX);
+    must(kv_arena_create(pair.model, blocks, &pair.arena, &error), &error);
+    size_t floats = SEQUENCES * info->vocab;
+    struct story story = {.logits = calloc(STEPS * floats, sizeof *story.logits),
+                          .bytes = STEPS * floats * sizeof *story.logits};
+    assert_non_null(story.logits);
+    emulation->clear();
+    for (size_t step = 0; step < STEPS; step++) {
+        struct step_result result;
+        pair_step(&pair, step, body, &result);
+        memcpy(story.logits + step * floats, result.logits, floats * sizeof *story.logits);
+        assert_int_equal(result.body_none + result.body_dense + result.body_gather,
+                         info->sublayers);
+    }
+    story.graphs = emulation->get().graphs;
+    kv_arena_destroy(pair.model, pair.arena);
+    model_destroy(pair.model);
+    return story;
+}
+
+/* Issued launch by launch, recorded, recorded without branches, or refused by the driver. */
+static void recording_changes_no_bit(void **state) {
+    (void)state;
+    static const struct {
+        const char *model;
+        enum weight_type weights;
+        int body;
+    } cases[] = {{"mha-silu", WEIGHTS_BF16, BODY_AUTO},
+                 {"gqa-relu2", WEIGHTS_F32, BODY_AUTO},
+                 {"gqa-relu2", WEIGHTS_BF16, BODY_DENSE},
+                 {"sharded-omit", WEIGHTS_BF16, BODY_AUTO},
+                 {"mqa-gelu-omit", WEIGHTS_F32, BODY_DENSE}};
+    static const enum emulation_lack lacks[] = {LACKS_NOTHING, LACKS_BRANCHES, LACKS_GRAPHS};
+    struct emulation emulation = emulation_open();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        setenv("FATHOM_CUDA_GRAPHS", "0", 1);
+        struct story issued = pair_run(&emulation, cases[i].model, cases[i].weights, cases[i].body);
+        unsetenv("FATHOM_CUDA_GRAPHS");
+        assert_int_equal(issued.graphs, 0);
+        for (size_t j = 0; j < sizeof lacks / sizeof *lacks; j++) {
+            emulation.set_lack(lacks[j]);
+            struct story other =
+                pair_run(&emulation, cases[i].model, cases[i].weights, cases[i].body);
+            emulation.set_lack(LACKS_NOTHING);
+            /* Two shapes: those of the first step, and those of all others. */
+            assert_int_equal(other.graphs, lacks[j] == LACKS_GRAPHS ? 0 : STEPS - 2);
+            assert_int_equal(other.bytes, issued.bytes);
+            assert_memory_equal(other.logits, issued.logits, issued.bytes);
+            free(other.logits);
+        }
+        free(issued.logits);
+    }
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(full_depth_agrees),       cmocka_unit_test(decisions_agree),
         cmocka_unit_test(schedules_change_no_bit), cmocka_unit_test(launches_are_as_planned),
-        cmocka_unit_test(skips_read_nothing),
+        cmocka_unit_test(skips_read_nothing),      cmocka_unit_test(recording_changes_no_bit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

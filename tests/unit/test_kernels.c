@@ -22,7 +22,9 @@ static void test_open_refuses(void **state) {
         {{.name = "cuda:9", .max_rows = 1, .max_width = 1}, FATHOM_UNSUPPORTED, "CUDA"},
         {{.name = "tpu", .max_rows = 1, .max_width = 1}, FATHOM_INVALID, "\"tpu\""},
         {{.isa = "mmx", .max_rows = 1, .max_width = 1}, FATHOM_UNSUPPORTED, "portable"},
-        {{.name = "cpu", .threads = 65, .max_rows = 1, .max_width = 1}, FATHOM_INVALID, "limit is 64"},
+        {{.name = "cpu", .threads = 65, .max_rows = 1, .max_width = 1},
+         FATHOM_INVALID,
+         "limit is 64"},
         {{.name = "cpu", .max_rows = 2, .max_width = SIZE_MAX}, FATHOM_INVALID, "max_width"},
         {{.name = "cpu", .max_rows = SIZE_MAX / 2, .max_width = 64}, FATHOM_NO_MEMORY, "too large"},
     };
@@ -96,7 +98,8 @@ static void test_activation_reads_floats(void **state) {
     struct error error = {0};
     (void)state;
     assert_true(bench_open(&bench, "portable", 1));
-    struct buffer *activation = bench.kernels->activation_create(bench.device, 3, 4, DTYPE_F32, &error);
+    struct buffer *activation =
+        bench.kernels->activation_create(bench.device, 3, 4, DTYPE_F32, &error);
     assert_non_null(activation);
     random_fill(x, 12, 1);
     bench.kernels->write(bench.device, activation, 0, x, sizeof x);
@@ -124,7 +127,8 @@ static void test_matrix_refuses(void **state) {
         assert_int_equal(error.code, FATHOM_NO_MEMORY);
     }
     if (!is_cpu_tested()) {
-        assert_null(kernels->matrix_create(bench.device, data, DTYPE_F32, 2, 2, DTYPE_INT8, &error));
+        assert_null(
+            kernels->matrix_create(bench.device, data, DTYPE_F32, 2, 2, DTYPE_INT8, &error));
         assert_int_equal(error.code, FATHOM_UNSUPPORTED);
         bench_close(&bench);
         return;
@@ -529,7 +533,7 @@ static void check_activation(struct bench *bench, enum activation kind) {
     gate[1] = -200;
     struct buffer *in_place = bench_floats(bench, up, ROWS * WIDTH);
     struct activate activate = {
-        bench_floats(bench, gate, ROWS * WIDTH), in_place, in_place, ROWS, WIDTH, kind};
+        bench_floats(bench, gate, ROWS * WIDTH), in_place, in_place, ROWS, WIDTH, kind, NULL};
     if (kind != ACTIVATION_SILU_GATED) activate.gate = NULL;
     bench->kernels->activate(bench->device, &activate);
     bench_read(bench, in_place, out, sizeof out);
@@ -560,8 +564,8 @@ static void test_activate_keeps_nan(void **state) {
         for (int kind = ACTIVATION_SILU_GATED; kind <= ACTIVATION_GELU; kind++) {
             float x[2] = {NAN, 1}, y[2];
             struct buffer *in = bench_floats(&bench, x, 2), *out = bench_floats(&bench, NULL, 2);
-            bench.kernels->activate(bench.device,
-                                    &(struct activate){in, in, out, 1, 2, (enum activation)kind});
+            bench.kernels->activate(
+                bench.device, &(struct activate){in, in, out, 1, 2, (enum activation)kind, NULL});
             bench_read(&bench, out, y, sizeof y);
             assert_true(isnan(y[0]) && !isnan(y[1]));
         }
@@ -606,7 +610,10 @@ static void test_rmsnorm(void **state) {
         struct row_list list = bench_list(&bench, rows, 3);
         struct rmsnorm norm = {bench_floats(&bench, x, ROWS * WIDTH),
                                bench_floats(&bench, gain, WIDTH),
-                               bench_floats(&bench, NULL, 3 * WIDTH), &list, WIDTH, 1e-6f};
+                               bench_floats(&bench, NULL, 3 * WIDTH),
+                               &list,
+                               WIDTH,
+                               1e-6f};
         bench.kernels->rmsnorm(bench.device, &norm);
         bench_read(&bench, norm.y, y, sizeof y);
         for (size_t i = 0; i < 3; i++) {

@@ -164,13 +164,15 @@ static bool cache_open(struct cache *cache, const struct shape *shape, const cha
                                      NULL,
                                      bench_buffer(bench, NULL, ints),
                                      bench_buffer(bench, table, sizeof table),
-                                     BLOCKS_PER_SLOT};
+                                     BLOCKS_PER_SLOT,
+                                     SLOTS,
+                                     0};
     cache->q = bench_floats(bench, NULL, q_floats);
     cache->k = bench_floats(bench, NULL, k_floats);
     cache->v = bench_floats(bench, NULL, k_floats);
     cache->out = bench_floats(bench, NULL, q_floats);
     cache->list = (struct row_list){bench_buffer(bench, NULL, ints),
-                                    bench_buffer(bench, NULL, sizeof(int32_t))};
+                                    bench_buffer(bench, NULL, sizeof(int32_t)), 0};
     cache->max_rows = max_rows;
     return true;
 }
@@ -208,6 +210,7 @@ static void cache_step(struct cache *cache, const struct story *story, const int
     }
     cache->step.rows = stride * count;
     kernels->write(device, cache->list.count, 0, &listed, sizeof listed);
+    cache->list.most = count;
     const struct row_list *list = shape->listed ? &cache->list : NULL;
     kernels->kv_append(device,
                        &(struct kv_append){&cache->step, &cache->kv, cache->k, cache->v, list});

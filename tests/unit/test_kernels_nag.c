@@ -3,7 +3,15 @@
  * */
 #include "test_kernels.h"
 
-enum { ROWS = 33, VOCAB = 9, SUBLAYERS = 3, TIERS = 3 };
+enum { ROWS = 33, VOCAB = 9, SUBLAYERS = 3, TIERS = 3, SLOTS = 4 };
+
+/* Rows of a slot are neighbours; some slots have rows of earlier steps in a layer's cache. */
+static int32_t slot_of(size_t row) {
+    return (int32_t)(row < 2 ? 0 : row < 14 ? 1 : row < 32 ? 2 : 3);
+}
+static int32_t taken_of(size_t layer, int32_t slot) {
+    return slot % 2 * (int32_t)(17 * layer + 5);
+}
 
 /* Three sub-layers on the host. Row i holds token i % VOCAB and has tier i % TIERS; its f in
  * sub-layer l is row i of f[l]. */
@@ -51,7 +59,7 @@ struct trace {
     float *r[SUBLAYERS + 1], s[SUBLAYERS + 1][ROWS];
     float mix[SUBLAYERS][ROWS];
     uint8_t run[SUBLAYERS][ROWS];
-    int32_t running[SUBLAYERS][ROWS], running_count[SUBLAYERS];
+    int32_t running[SUBLAYERS][ROWS], running_count[SUBLAYERS], place[SUBLAYERS][ROWS];
 };
 
 static void trace_create(struct trace *trace, const struct model *model) {
@@ -70,23 +78,31 @@ struct lane {
     struct step_rows step;
     struct gate gates[SUBLAYERS];
     struct decisions decisions;
-    struct buffer *table, *r, *s, *f;
+    struct buffer *table, *r, *s, *f, *taken, *place;
     size_t first;
 };
 
 static bool lane_open(struct lane *lane, const struct model *model, const char *isa, size_t threads,
                       size_t first, size_t count) {
     struct bench *bench = &lane->bench;
-    int32_t token[ROWS], tier[ROWS];
+    int32_t token[ROWS], tier[ROWS], slot[ROWS], taken[SUBLAYERS * SLOTS];
     if (!bench_open(bench, isa, threads)) return false;
     for (size_t i = 0; i < count; i++) {
         token[i] = (int32_t)((first + i) % VOCAB);
         tier[i] = (int32_t)((first + i) % TIERS);
+        slot[i] = slot_of(first + i);
+    }
+    for (size_t i = 0; i < SUBLAYERS * SLOTS; i++) {
+        taken[i] = taken_of(i / SLOTS, (int32_t)(i % SLOTS));
     }
     lane->first = first;
     lane->step = (struct step_rows){.rows = count,
                                     .token = bench_buffer(bench, token, sizeof token),
-                                    .tier = bench_buffer(bench, tier, sizeof tier)};
+                                    .tier = bench_buffer(bench, tier, sizeof tier),
+                                    .slot = bench_buffer(bench, slot, sizeof slot),
+                                    .slots = SLOTS};
+    lane->taken = bench_buffer(bench, taken, sizeof taken);
+    lane->place = bench_buffer(bench, NULL, sizeof slot);
     for (size_t l = 0; l < SUBLAYERS; l++) {
         lane->gates[l] =
             (struct gate){bench_floats(bench, model->w[l], model->directions * model->width),
@@ -123,6 +139,7 @@ static void lane_record(const struct lane *lane, size_t moment, struct trace *tr
     bench_read(bench, decisions->running.count, &trace->running_count[moment], sizeof(int32_t));
     bench_read(bench, decisions->running.indices, trace->running[moment],
                (size_t)trace->running_count[moment] * sizeof(int32_t));
+    bench_read(bench, lane->place, trace->place[moment], count * sizeof(int32_t));
 }
 
 /* Puts f of sub-layer l where the body leaves it. Dense: what rows that skip hold is garbage. */
@@ -145,17 +162,19 @@ static void lane_run(struct lane *lane, const struct model *model, bool packed,
                      struct trace *trace) {
     const struct kernels *kernels = lane->bench.kernels;
     struct device *device = lane->bench.device;
+    struct kv_place place = {lane->taken, 0, lane->place};
     kernels->nag_begin(device, &(struct nag_begin){&lane->step, lane->table, DTYPE_F32,
                                                    model->width, model->log_gain, lane->r, lane->s,
-                                                   &lane->gates[0], &lane->decisions});
+                                                   &lane->gates[0], &lane->decisions, &place});
     lane_record(lane, 0, trace, model->width);
     for (size_t l = 0; l < SUBLAYERS; l++) {
         lane_write_f(lane, model, l, packed, trace);
+        place.layer = l + 1;
         kernels->nag_end_sublayer(
             device, &(struct nag_end_sublayer){&lane->step, l, model->width, lane->f, packed,
                                                lane->r, lane->s, &lane->gates[l],
                                                l + 1 < SUBLAYERS ? &lane->gates[l + 1] : NULL,
-                                               &lane->decisions});
+                                               &lane->decisions, &place});
         lane_record(lane, l + 1, trace, model->width);
     }
 }
@@ -232,6 +251,20 @@ static void check_decisions(const struct model *model, const struct trace *trace
     assert_int_equal(trace->running_count[l], count);
 }
 
+/* Running rows take the next places of their slot; the others name one that is there already. */
+static void check_places(const struct trace *trace, size_t l) {
+    int32_t slot = -1, next = 0;
+    for (size_t row = 0; row < ROWS; row++) {
+        if (slot_of(row) != slot) {
+            slot = slot_of(row);
+            next = taken_of(l, slot);
+        }
+        int32_t other = next > 0 ? next - 1 : 0;
+        assert_int_equal(trace->place[l][row], trace->run[l][row] ? next : other);
+        next += trace->run[l][row];
+    }
+}
+
 /* Rows that ran made the step; the others did not move by a bit. */
 static void check_step(const struct model *model, const struct trace *trace, size_t l) {
     size_t width = model->width;
@@ -264,6 +297,7 @@ static void test_formulas(void **state) {
                 check_begin(&model, &trace);
                 for (size_t l = 0; l < SUBLAYERS; l++) {
                     check_decisions(&model, &trace, l);
+                    check_places(&trace, l);
                     check_step(&model, &trace, l);
                 }
             }
@@ -479,7 +513,7 @@ static void test_table_types(void **state) {
         lane.bench.kernels->nag_begin(lane.bench.device,
                                       &(struct nag_begin){&lane.step, table, (enum dtype)type,
                                                           WIDTH, 0, lane.r, lane.s, &lane.gates[0],
-                                                          &lane.decisions});
+                                                          &lane.decisions, NULL});
         bench_read(&lane.bench, lane.r, r, sizeof r);
         assert_memory_equal(r, trace.r[0], sizeof r);
         bench_close(&lane.bench);

@@ -1,0 +1,263 @@
+/* Recorded steps: a decode step is one CUDA graph per bucket of rows.
+ *
+ * A shape is recorded when it comes for the second time: the first one, issued launch by launch, has
+ * loaded the kernels and chosen the algorithms by then, and a shape that comes once is not worth a
+ * graph. Everything that differs between steps of like shape is in memory: rows, block tables,
+ * thresholds, lists and their counts. Kernels are launched for all rows of the bucket and leave off
+ * behind the real ones. What follows a list is a branch of the graph, taken if the list, made on the
+ * device just before, has anybody on it.
+ *
+ * Where the driver cannot record, steps are issued as they come, with the same results. */
+#include "kernels/cuda/cuda.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define STEPS_MAX  64 /* shapes that are remembered; then the oldest is forgotten */
+#define BLOCKS_MIN 16 /* blocks per slot: a chunk of attention */
+
+/* Steps with the same are of like shape. */
+struct step_key {
+    size_t rows, logits, blocks; /* buckets; logits 0: none */
+    const void *arena;
+    bool is_packed;
+};
+
+struct recorded {
+    struct step_key key;
+    cudaGraphExec_t exec; /* NULL: came once */
+};
+
+struct recorder {
+    cudaStream_t main, side; /* branches are captured on the side */
+    struct recorded steps[STEPS_MAX];
+    size_t count, next; /* next: to be forgotten when all are in use */
+    bool is_off, has_no_branches;
+
+    /* While recording. */
+    struct recorded *step;
+    bool is_broken, in_branch, is_condition;
+    cudaGraphConditionalHandle condition; /* of the branch that comes next, if is_condition */
+};
+
+int cuda_recorder_create(struct cuda_device *cuda, struct error *error) {
+    const char *graphs = getenv("FATHOM_CUDA_GRAPHS");
+    struct recorder *recorder = (struct recorder *)calloc(1, sizeof *recorder);
+    if (!recorder) return error_set(error, FATHOM_NO_MEMORY, "no memory to record steps");
+    cuda->recorder = recorder;
+    recorder->main = cuda->stream;
+    recorder->is_off = graphs && !strcmp(graphs, "0");
+    cudaError_t status = cudaStreamCreate(&recorder->side);
+    if (status == cudaSuccess) return FATHOM_OK;
+    return error_set(error, FATHOM_UNSUPPORTED, "CUDA stream: %s", cudaGetErrorString(status));
+}
+
+void cuda_recorder_destroy(struct cuda_device *cuda) {
+    struct recorder *recorder = cuda->recorder;
+    if (!recorder) return;
+    for (size_t i = 0; i < recorder->count; i++) {
+        if (recorder->steps[i].exec) cudaGraphExecDestroy(recorder->steps[i].exec);
+    }
+    if (recorder->side) cudaStreamDestroy(recorder->side);
+    free(recorder);
+}
+
+/* ---- Shapes ---------------------------------------------------------------------------------- */
+
+static struct step_key key_of(const struct cuda_device *cuda, const struct step_shape *shape) {
+    struct step_key key = {};
+    key.rows = bucket_of(shape->step->rows);
+    if (key.rows > cuda->max_rows) key.rows = cuda->max_rows;
+    key.logits = shape->logits ? bucket_of(shape->logits) : 0;
+    key.blocks = bucket_of(shape->step->blocks_per_slot);
+    if (key.blocks < BLOCKS_MIN) key.blocks = BLOCKS_MIN;
+    key.arena = shape->arena->data;
+    key.is_packed = shape->is_packed;
+    return key;
+}
+
+static struct recorded *step_find(struct recorder *recorder, const struct step_key *key) {
+    for (size_t i = 0; i < recorder->count; i++) {
+        const struct step_key *other = &recorder->steps[i].key;
+        if (other->rows == key->rows && other->logits == key->logits &&
+            other->blocks == key->blocks && other->arena == key->arena &&
+            other->is_packed == key->is_packed)
+            return &recorder->steps[i];
+    }
+    return NULL;
+}
+
+static void step_note(struct recorder *recorder, const struct step_key *key) {
+    struct recorded *step = &recorder->steps[recorder->next];
+    if (recorder->count < STEPS_MAX) recorder->count++;
+    recorder->next = (recorder->next + 1) % STEPS_MAX;
+    if (step->exec) cudaGraphExecDestroy(step->exec);
+    step->key = *key;
+    step->exec = NULL;
+}
+
+static void write_shape(struct cuda_device *cuda, const struct step_rows *step) {
+    int32_t ints[SHAPE_INTS];
+    ints[SHAPE_ROWS] = (int32_t)step->rows;
+    ints[SHAPE_SLOTS] = (int32_t)step->slots;
+    ints[SHAPE_BLOCKS] = (int32_t)step->blocks_per_slot;
+    cuda_must(cudaMemcpyAsync(cuda->shape, ints, sizeof ints, cudaMemcpyHostToDevice, cuda->stream),
+              "writing");
+}
+
+/* ---- Recording ------------------------------------------------------------------------------- */
+
+static void turn_off(struct recorder *recorder, cudaError_t status) {
+    fprintf(stderr, "fathom: CUDA: steps are not recorded: %s\n", cudaGetErrorString(status));
+    cudaGetLastError(); /* handled here */
+    recorder->is_off = true;
+}
+
+bool cuda_step_begin(struct device *device, const struct step_shape *shape) {
+    struct cuda_device *cuda = cuda_of(device);
+    struct recorder *recorder = cuda->recorder;
+    cuda_flush(cuda);
+    if (recorder->is_off || shape->step->rows > BOUND_ROWS) return true;
+    struct step_key key = key_of(cuda, shape);
+    struct recorded *step = step_find(recorder, &key);
+    if (!step) {
+        step_note(recorder, &key);
+        return true;
+    }
+    write_shape(cuda, shape->step);
+    cuda->packed_of = cuda->known_list = NULL; /* true of the step before */
+    if (step->exec) {
+        cuda_must(cudaGraphLaunch(step->exec, cuda->stream), "a recorded step");
+        return false;
+    }
+    /* Relaxed: a kernel that is captured first may have to be loaded. */
+    cudaError_t status = cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeRelaxed);
+    if (status != cudaSuccess) {
+        turn_off(recorder, status);
+        return true;
+    }
+    cuda->bucket = key.rows;
+    cuda->block_bucket = key.blocks;
+    recorder->step = step;
+    recorder->is_broken = recorder->is_condition = false;
+    return true;
+}
+
+bool cuda_step_end(struct device *device) {
+    struct cuda_device *cuda = cuda_of(device);
+    struct recorder *recorder = cuda->recorder;
+    cudaGraph_t graph = NULL;
+    cuda_flush(cuda);
+    if (!cuda->bucket) return true;
+    cuda->bucket = 0;
+    cuda->packed_of = NULL;
+    cudaError_t status = cudaStreamEndCapture(cuda->stream, &graph);
+    if (status == cudaSuccess && !recorder->is_broken)
+        status = cudaGraphInstantiate(&recorder->step->exec, graph, 0);
+    if (graph) cudaGraphDestroy(graph);
+    if (status != cudaSuccess) {
+        recorder->step->exec = NULL;
+        turn_off(recorder, status);
+        return false;
+    }
+    if (recorder->is_broken) return false;
+    cuda_must(cudaGraphLaunch(recorder->step->exec, cuda->stream), "a recorded step");
+    return true;
+}
+
+/* ---- Branches -------------------------------------------------------------------------------- */
+
+static cudaError_t capture_at(cudaStream_t stream, cudaGraph_t *graph,
+                              const cudaGraphNode_t **after, const cudaGraphEdgeData **edges,
+                              size_t *count) {
+    cudaStreamCaptureStatus status;
+    unsigned long long id;
+    return cudaStreamGetCaptureInfo(stream, &status, &id, graph, after, edges, count);
+}
+
+/* Without branches, kernels find nothing to do behind an empty list, and products are made. */
+static void refuse_branches(struct recorder *recorder) {
+    cudaGetLastError(); /* handled here */
+    recorder->has_no_branches = true;
+}
+
+bool cuda_condition(struct cuda_device *cuda, cudaGraphConditionalHandle *condition) {
+    struct recorder *recorder = cuda->recorder;
+    const cudaGraphNode_t *after;
+    const cudaGraphEdgeData *edges;
+    cudaGraph_t graph;
+    size_t count;
+    if (!cuda->bucket || !recorder->step->key.is_packed || recorder->has_no_branches) return false;
+    cudaError_t status = capture_at(cuda->stream, &graph, &after, &edges, &count);
+    if (status == cudaSuccess)
+        status = cudaGraphConditionalHandleCreate(&recorder->condition, graph, 0, 0);
+    if (status != cudaSuccess) {
+        refuse_branches(recorder);
+        return false;
+    }
+    recorder->is_condition = true;
+    *condition = recorder->condition;
+    return true;
+}
+
+/* A node behind what was captured so far, and the side captures what is in it. */
+static cudaError_t enter_branch(struct recorder *recorder) {
+    const cudaGraphNode_t *after;
+    const cudaGraphEdgeData *edges;
+    cudaGraph_t graph;
+    cudaGraphNode_t node;
+    size_t count;
+    struct cudaGraphNodeParams params = {};
+    params.type = cudaGraphNodeTypeConditional;
+    params.conditional.handle = recorder->condition;
+    params.conditional.type = cudaGraphCondTypeIf;
+    params.conditional.size = 1;
+    cudaError_t status = capture_at(recorder->main, &graph, &after, &edges, &count);
+    if (status == cudaSuccess)
+        status = cudaGraphAddNode(&node, graph, after, edges, count, &params);
+    if (status == cudaSuccess) {
+        status = cudaStreamUpdateCaptureDependencies(recorder->main, &node, NULL, 1,
+                                                     cudaStreamSetCaptureDependencies);
+    }
+    if (status == cudaSuccess) {
+        status = cudaStreamBeginCaptureToGraph(recorder->side, params.conditional.phGraph_out[0],
+                                               NULL, NULL, 0, cudaStreamCaptureModeRelaxed);
+    }
+    return status;
+}
+
+static void issue_on(struct cuda_device *cuda, cudaStream_t stream) {
+    cuda->stream = stream;
+    blas_set_stream(cuda->blas, stream);
+}
+
+void cuda_branch_begin(struct device *device, const struct row_list *list) {
+    struct cuda_device *cuda = cuda_of(device);
+    struct recorder *recorder = cuda->recorder;
+    (void)list; /* the one made last */
+    if (!cuda->bucket || !recorder->is_condition) return;
+    cuda_flush(cuda);
+    recorder->is_condition = false;
+    if (enter_branch(recorder) != cudaSuccess) {
+        recorder->is_broken = true; /* a condition without a branch: once more, without any */
+        refuse_branches(recorder);
+        return;
+    }
+    recorder->in_branch = true;
+    issue_on(cuda, recorder->side);
+}
+
+void cuda_branch_end(struct device *device) {
+    struct cuda_device *cuda = cuda_of(device);
+    struct recorder *recorder = cuda->recorder;
+    cudaGraph_t body;
+    if (!recorder->in_branch) return;
+    cuda_flush(cuda);
+    recorder->in_branch = false;
+    issue_on(cuda, recorder->main);
+    if (cudaStreamEndCapture(recorder->side, &body) != cudaSuccess) {
+        recorder->is_broken = true;
+        refuse_branches(recorder);
+    }
+}
