@@ -103,6 +103,9 @@ struct model;
 int model_load(const char *path, const struct model_options *options, struct model **model,
                struct error *error);
 void model_destroy(struct model *model); /* NULL is allowed */
+/* For who has no other: what a device with memory of its own has to spare, else KV_BUDGET_DEFAULT. */
+#define KV_BUDGET_DEFAULT ((size_t)512 << 20)
+size_t model_default_kv_budget(const struct model *model);
 const struct model_info *model_get_info(const struct model *model);
 const struct tokenizer *model_get_tokenizer(const struct model *model);
 

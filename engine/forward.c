@@ -41,6 +41,11 @@ size_t model_kv_block_bytes(const struct model *model) {
     return model->device->kernels->kv_block_bytes(&kv);
 }
 
+size_t model_default_kv_budget(const struct model *model) {
+    const struct kernels *kernels = model->device->kernels;
+    return kernels->memory_spare ? kernels->memory_spare(model->device) : KV_BUDGET_DEFAULT;
+}
+
 int kv_arena_create(struct model *model, size_t blocks, struct kv_arena **arena,
                     struct error *error) {
     size_t bytes;

@@ -266,6 +266,10 @@ struct kernels {
     /* Several reads that wait for the device once. */
     void (*read_all)(struct device *, const struct copy *, size_t count);
 
+    /* Bytes that may go to a KV cache where nobody says how many: what is free, less a reserve. NULL
+     * where memory is the host's. */
+    size_t (*memory_spare)(const struct device *);
+
     /* Activations: [rows, width] in the type in which the device computes with such weights (as in
      * matrix_create), or f32 from buffer_create; read_activation converts. Logits are always f32. */
     struct buffer *(*activation_create)(struct device *, size_t rows, size_t width,

@@ -26,8 +26,7 @@ static const struct serve_flags flags_default = {
     .tpot_slo_ms = 100,
     .settings =
         {
-            .engine = {.kv_budget = (size_t)512 << 20,
-                       .max_sequences = 256,
+            .engine = {.max_sequences = 256,
                        .queue_limit = 1024,
                        .queue_tokens = (size_t)4 << 20},
             .host = "127.0.0.1",
@@ -89,7 +88,7 @@ int cmd_serve(int argc, char **argv) {
          &s->auto_floor, 0, 0},
         {"debug-steps", 0, FLAG_COUNT, "N", "steps that GET /debug/steps shows, 0 for off (0)",
          &s->engine.step_log, 0, 65536},
-        {"kv-budget", 0, FLAG_BYTES, "SIZE", "memory for KV, taken at start (512MiB)",
+        {"kv-budget", 0, FLAG_BYTES, "SIZE", "memory for KV, taken at start (512MiB; a GPU's free)",
          &s->engine.kv_budget, 1, TIB},
         {"max-sequences", 0, FLAG_COUNT, "N", "running at once (256)", &s->engine.max_sequences, 1,
          65536},

@@ -40,6 +40,8 @@ static void loader_run(void *context) {
     loader->result =
         model_load(server->settings->model_path, &model_options, &loader->model, &loader->error);
     if (loader->result == 0) {
+        if (engine_options.kv_budget == 0)
+            engine_options.kv_budget = model_default_kv_budget(loader->model);
         loader->result =
             engine_create(loader->model, &engine_options, &loader->engine, &loader->error);
     }
@@ -129,13 +131,15 @@ static void on_loaded(uv_async_t *async) {
         return;
     }
     const struct model_info *info = model_get_info(server->model);
+    struct engine_stats stats;
+    engine_get_stats(server->engine, &stats);
     char weights[32], budget[32];
     log_message(
         &server->log, LOG_INFO,
         "serving %s: %zu blocks x %zu, %zu tiers, context %zu, %s %s weights, %s KV budget on %s",
         server->context.served_name, info->blocks, info->hidden, info->tier_count, info->context,
         size_format(info->weight_bytes, weights, sizeof weights), info->weights,
-        size_format(server->settings->engine.kv_budget, budget, sizeof budget), info->device);
+        size_format(stats.kv_bytes_budget, budget, sizeof budget), info->device);
     const struct cost_model *cost = model_get_cost(server->model);
     const struct cost_point *point = &cost->points[0];
     double step_ns = point->step_ns + point->head_ns +

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #define STAGING_BYTES ((size_t)16 << 20)
+#define RESERVE_BYTES ((size_t)1 << 30) /* for recorded steps, kernels yet to be loaded, and others */
 
 void cuda_must(cudaError_t status, const char *what) {
     if (status == cudaSuccess) return;
@@ -168,6 +169,16 @@ static void cuda_read_activation(struct device *device, const struct buffer *buf
     }
 }
 
+static size_t cuda_memory_spare(const struct device *device) {
+    size_t free_bytes = 0, total = 0;
+    (void)device;
+    if (cudaMemGetInfo(&free_bytes, &total) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    return free_bytes > 2 * RESERVE_BYTES ? free_bytes - RESERVE_BYTES : free_bytes / 2;
+}
+
 /* ---- Rows ------------------------------------------------------------------------------------ */
 
 /* A recorded step has room for all that its bucket may hold. */
@@ -236,6 +247,7 @@ static struct kernels table_make() {
     table.write = cuda_write;
     table.read = cuda_read;
     table.read_all = cuda_read_all;
+    table.memory_spare = cuda_memory_spare;
     table.activation_create = cuda_activation_create;
     table.read_activation = cuda_read_activation;
     table.matrix_create = cuda_matrix_create;

@@ -364,11 +364,24 @@ static void recording_changes_no_bit(void **state) {
     }
 }
 
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+/* The emulation has 3 GiB, and 1 GiB stays free. */
+static void cache_takes_what_is_free(void **state) {
+    (void)state;
+    struct run run;
+    emulation_open();
+    run_open(&run, "mha-silu");
+    assert_int_equal(model_default_kv_budget(run.model), (size_t)2 << 30);
+    run_close(&run);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(full_depth_agrees),       cmocka_unit_test(decisions_agree),
-        cmocka_unit_test(schedules_change_no_bit), cmocka_unit_test(launches_are_as_planned),
-        cmocka_unit_test(skips_read_nothing),      cmocka_unit_test(recording_changes_no_bit),
+        cmocka_unit_test(full_depth_agrees),        cmocka_unit_test(decisions_agree),
+        cmocka_unit_test(schedules_change_no_bit),  cmocka_unit_test(launches_are_as_planned),
+        cmocka_unit_test(skips_read_nothing),       cmocka_unit_test(recording_changes_no_bit),
+        cmocka_unit_test(cache_takes_what_is_free),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
