@@ -20,7 +20,7 @@ static const struct shape large = {4096, 32, 8, 128, 14336, 32, 4, 32, 8192};
 static const struct shape tiny = {64, 4, 2, 16, 128, 4, 2, 2, 64};
 static const double skips[] = {0, 0.25, 0.4};
 static const char *const tier_names[] = {"full", "balanced", "fast"};
-enum { TIERS = 3, REPEATS = 5 };
+enum { TIERS = 3, REPEATS = 5 }; /* a device that records steps does so in the first two */
 
 struct block {
     struct matrix *q, *k, *v, *o, *gate, *up, *down;
@@ -178,7 +178,7 @@ static void run_attention(struct bench *bench, size_t block, const struct row_li
     const struct shape *shape = &bench->shape;
     const struct block *weights = &bench->blocks[block];
     size_t rows = bench->step.rows;
-    struct kv_layer kv = {bench->arena,     block,      shape->blocks, shape->kv_heads,
+    struct kv_layer kv = {bench->arena,     block,     shape->blocks, shape->kv_heads,
                           shape->head_size, DTYPE_BF16};
     multiply(bench, bench->r, weights->k, bench->k, rows, NULL);
     multiply(bench, bench->r, weights->v, bench->v, rows, NULL);
@@ -186,11 +186,13 @@ static void run_attention(struct bench *bench, size_t block, const struct row_li
     bench->kernels->kv_append(bench->device,
                               &(struct kv_append){&bench->step, &kv, bench->k, bench->v, NULL});
     if (running == 0) return;
+    if (bench->kernels->branch_begin) bench->kernels->branch_begin(bench->device, list);
     multiply(bench, bench->r, weights->q, bench->q, rows, list);
     rotate(bench, bench->q, shape->heads, list);
     bench->kernels->attention(bench->device, &(struct attention){&bench->step, &kv, bench->q,
                                                                  bench->mixed, shape->heads, list});
     multiply(bench, bench->mixed, weights->o, bench->f, running, NULL);
+    if (bench->kernels->branch_end) bench->kernels->branch_end(bench->device);
 }
 
 static void run_mlp(struct bench *bench, size_t block, const struct row_list *list,
@@ -198,19 +200,19 @@ static void run_mlp(struct bench *bench, size_t block, const struct row_list *li
     const struct block *weights = &bench->blocks[block];
     size_t rows = bench->step.rows;
     if (running == 0) return;
+    if (bench->kernels->branch_begin) bench->kernels->branch_begin(bench->device, list);
     multiply(bench, bench->r, weights->gate, bench->hidden_gate, rows, list);
     multiply(bench, bench->r, weights->up, bench->up, rows, list);
     bench->kernels->activate(bench->device,
                              &(struct activate){bench->hidden_gate, bench->up, bench->up, running,
                                                 bench->shape.inner, ACTIVATION_SILU_GATED, list});
     multiply(bench, bench->up, weights->down, bench->f, running, NULL);
+    if (bench->kernels->branch_end) bench->kernels->branch_end(bench->device);
 }
 
-static double time_step(struct bench *bench) {
+static void issue_operations(struct bench *bench) {
     const struct row_list *running = &bench->decisions.running;
     size_t sublayers = bench->decisions.sublayers;
-    float done;
-    uint64_t start = time_now_ns();
     bench->kernels->nag_begin(bench->device,
                               &(struct nag_begin){&bench->step, bench->table, DTYPE_F32,
                                                   bench->shape.width, 0, bench->r, bench->s,
@@ -222,11 +224,22 @@ static double time_step(struct bench *bench) {
         else
             run_attention(bench, l / 2, running, count);
         bench->kernels->nag_end_sublayer(
-            bench->device, &(struct nag_end_sublayer){
-                               &bench->step, l, bench->shape.width, bench->f, true, bench->r,
-                               bench->s, &bench->gates[l],
-                               l + 1 < sublayers ? &bench->gates[l + 1] : NULL, &bench->decisions,
-                               NULL});
+            bench->device,
+            &(struct nag_end_sublayer){&bench->step, l, bench->shape.width, bench->f, true,
+                                       bench->r, bench->s, &bench->gates[l],
+                                       l + 1 < sublayers ? &bench->gates[l + 1] : NULL,
+                                       &bench->decisions, NULL});
+    }
+}
+
+static double time_step(struct bench *bench) {
+    const struct kernels *kernels = bench->kernels;
+    struct step_shape shape = {&bench->step, 0, true, bench->arena};
+    float done;
+    uint64_t start = time_now_ns();
+    if (!kernels->step_begin || kernels->step_begin(bench->device, &shape)) {
+        do issue_operations(bench);
+        while (kernels->step_end && !kernels->step_end(bench->device));
     }
     bench->kernels->read(bench->device, bench->s, 0, &done, sizeof done);
     return (double)(time_now_ns() - start);
