@@ -46,6 +46,7 @@ struct probe {
     size_t max_rows, blocks, table_blocks;
     int32_t *token, *position, *tier, *slot, *logit_rows;
     int32_t *table, *places; /* [kv_groups, table_blocks], [kv_groups] */
+    double *zeros;           /* [max_rows] temperatures and uniforms: a device that draws does so */
     float *theta;
 };
 
@@ -53,6 +54,7 @@ static void probe_close(struct probe *probe) {
     kv_arena_destroy(probe->model, probe->arena);
     free(probe->token);
     free(probe->theta);
+    free(probe->zeros);
 }
 
 static int probe_open(struct probe *probe, struct model *model, struct error *error) {
@@ -63,8 +65,9 @@ static int probe_open(struct probe *probe, struct model *model, struct error *er
     probe->blocks = (rows + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
     probe->token = calloc(5 * rows + (table + 1) * info->kv_groups, sizeof *probe->token);
     probe->theta = calloc(info->sublayers, sizeof *probe->theta);
+    probe->zeros = calloc(rows, sizeof *probe->zeros);
     int result = kv_arena_create(model, probe->blocks * info->kv_groups, &probe->arena, error);
-    if (result == 0 && (!probe->token || !probe->theta)) {
+    if (result == 0 && (!probe->token || !probe->theta || !probe->zeros)) {
         result = error_set(error, FATHOM_NO_MEMORY, "no memory to time steps of %zu rows", rows);
     }
     if (result != 0) {
@@ -142,6 +145,8 @@ static void take_shot(struct probe *probe, struct shot *shot) {
         .blocks_per_slot = probe->table_blocks,
         .logit_rows = probe->logit_rows,
         .logit_count = shot->logits,
+        .temperature = (const float *)(const void *)probe->zeros,
+        .uniform = probe->zeros,
         .body = BODY_AUTO,
     };
     double ns = time_step(probe, &batch);

@@ -110,6 +110,12 @@ static int create_parts(struct engine *engine, struct error *error) {
     if (!engine->attn_depth || !engine->mlp_depth || !engine->skips) {
         return error_set(error, FATHOM_NO_MEMORY, "no memory for steps of %zu rows", rows);
     }
+    if (model_draws(engine->model)) {
+        engine->temperature = calloc(rows, sizeof *engine->temperature);
+        engine->uniform = calloc(rows, sizeof *engine->uniform);
+        if (!engine->temperature || !engine->uniform)
+            return error_set(error, FATHOM_NO_MEMORY, "no memory to draw for %zu rows", rows);
+    }
     engine->stats.kv_blocks_total = blocks;
     engine->stats.kv_bytes_budget = engine->options.kv_budget;
     engine->stats.idle = true;
@@ -189,6 +195,8 @@ void engine_destroy(struct engine *engine) {
     free(engine->attn_depth);
     free(engine->mlp_depth);
     free(engine->skips);
+    free(engine->temperature);
+    free(engine->uniform);
     free(engine);
 }
 

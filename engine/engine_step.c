@@ -1,6 +1,7 @@
 /* A step of the engine: rows chosen, the model run, and what came of each row told and counted. */
 #include "engine/engine_thread.h"
 
+#include <math.h>
 #include <string.h>
 #include <time.h>
 
@@ -83,7 +84,8 @@ void engine_finish(struct engine *engine, struct sequence *sequence, enum finish
 static const float *row_logits(const struct engine *engine, const struct step *step,
                                const struct step_result *result, size_t row, size_t *next) {
     if (*next == step->logit_count || (size_t)step->logit_rows[*next] != row) return NULL;
-    return result->logits + engine->info->vocab * (*next)++;
+    size_t index = (*next)++;
+    return result->logits ? result->logits + engine->info->vocab * index : NULL;
 }
 
 /* A prompt token is predicted by the row before its own, perhaps a step ago, but its depth is that
@@ -99,10 +101,41 @@ static void report_prompt_row(struct engine *engine, struct sequence *sequence, 
     }
 }
 
-static void draw_next(struct engine *engine, struct sequence *sequence, const float *logits,
-                      size_t row) {
+/* Before the step: which of its tokens the device is to draw. */
+static void ask_draws(struct engine *engine, const struct step *step) {
+    for (size_t i = 0; i < step->logit_count; i++) {
+        engine->temperature[i] = -1;
+        engine->uniform[i] = 0;
+    }
+    for (size_t i = 0; i < step->part_count; i++) {
+        const struct step_part *part = &step->parts[i];
+        const struct sequence *sequence = part->sequence;
+        size_t last = part->first_row + part->rows - 1;
+        bool draws = (size_t)step->position[last] + 1 == sequence->length &&
+                     !sequence_is_full(sequence) && sampler_is_plain(sequence);
+        if (!draws) continue;
+        /* Without prompt_logprobs no other row of the part has logits. */
+        engine->temperature[part->first_logit] = sequence->request.sampling.temperature;
+        engine->uniform[part->first_logit] =
+            sampler_uniform(sequence->request.sampling.seed, sequence->length);
+    }
+}
+
+/* From the logits of index `at`, unless the device has. */
+static int choose_token(struct engine *engine, const struct sequence *sequence,
+                        const struct step_result *result, size_t at, struct scored_token *scored) {
+    if (!result->drawn || engine->temperature[at] < 0) {
+        const float *logits = result->logits + engine->info->vocab * at;
+        return sampler_draw(&engine->sampler, sequence, logits, scored);
+    }
+    *scored = (struct scored_token){.token = result->drawn[at], .logprob = NAN};
+    return scored->token < 0 ? FATHOM_INVALID : 0;
+}
+
+static void draw_next(struct engine *engine, struct sequence *sequence,
+                      const struct step_result *result, size_t at, size_t row) {
     struct scored_token scored;
-    if (sampler_draw(&engine->sampler, sequence, logits, &scored) != 0) {
+    if (choose_token(engine, sequence, result, at, &scored) != 0) {
         engine_finish(engine, sequence, FINISH_ERROR);
         return;
     }
@@ -151,13 +184,12 @@ static void deliver_part(struct engine *engine, const struct step *step,
     struct sequence *sequence = part->sequence;
     struct engine_usage *usage = &sequence->usage;
     size_t end = part->first_row + part->rows, logit = part->first_logit;
-    const float *logits = NULL;
     size_t first = (size_t)step->position[part->first_row];
     note_rates(engine, part);
     count_reused(engine, sequence, first - part->reused, first);
     for (size_t row = part->first_row + part->recomputed; row < end; row++) {
         size_t position = (size_t)step->position[row];
-        logits = row_logits(engine, step, result, row, &logit);
+        const float *logits = row_logits(engine, step, result, row, &logit);
         usage->attn_run += engine->attn_depth[row];
         usage->mlp_run += engine->mlp_depth[row];
         usage->attn_total += engine->info->blocks;
@@ -170,7 +202,7 @@ static void deliver_part(struct engine *engine, const struct step *step,
     if (sequence_is_full(sequence)) {
         engine_finish(engine, sequence, FINISH_LENGTH); /* max_tokens 0: nothing to draw */
     } else {
-        draw_next(engine, sequence, logits, end - 1);
+        draw_next(engine, sequence, result, logit - 1, end - 1); /* the last that it has */
     }
 }
 
@@ -305,9 +337,12 @@ void engine_step(struct engine *engine) {
         .blocks_per_slot = step->blocks_per_part,
         .logit_rows = step->logit_rows,
         .logit_count = step->logit_count,
+        .temperature = engine->temperature,
+        .uniform = engine->uniform,
         .body = engine->options.body,
         .cost = &engine->cost,
     };
+    if (engine->temperature) ask_draws(engine, step);
     double predicted = step->predicted_ns, modelled = step->modelled_ns;
     struct step_result result;
     model_step(engine->model, engine->arena, &batch, &result);

@@ -219,6 +219,14 @@ static void run_mlp(struct model *model, size_t block, enum body body) {
 /* ---- One step
  * -------------------------------------------------------------------------------------- */
 
+bool model_draws(const struct model *model) {
+    return model->device->kernels->draw != NULL;
+}
+
+static bool is_drawn(const struct model *model, const struct batch *batch) {
+    return model_draws(model) && batch->temperature && batch->logit_count;
+}
+
 static void write_step(struct model *model, const struct batch *batch) {
     struct device *device = model->device;
     struct step_rows *step = &model->scratch.step;
@@ -240,20 +248,35 @@ static void write_step(struct model *model, const struct batch *batch) {
     write_ids(device, model->scratch.wanted.indices, batch->logit_rows, batch->logit_count);
     write_ids(device, model->scratch.wanted.count, &count, 1);
     model->scratch.wanted.most = batch->logit_count;
+    if (is_drawn(model, batch)) {
+        device->kernels->write(device, model->scratch.temperature, 0, batch->temperature,
+                               batch->logit_count * sizeof *batch->temperature);
+        device->kernels->write(device, model->scratch.uniform, 0, batch->uniform,
+                               batch->logit_count * sizeof *batch->uniform);
+    }
 }
 
 static void read_results(struct model *model, const struct batch *batch,
                          struct step_result *result) {
     struct host_results *host = &model->host;
-    struct copy copies[RESULT_COPIES_MAX + 1];
+    struct copy copies[RESULT_COPIES_MAX + 2];
     size_t count = model->residual->kind->list_results(model->residual, batch->rows, host->run,
                                                        host->mix, host->log_norm, copies);
-    if (batch->logit_count) {
-        size_t bytes = batch->logit_count * model->config.vocab * sizeof *host->logits;
-        copies[count++] = (struct copy){model->scratch.logits, 0, bytes, 1, host->logits};
+    size_t first = 0, end = batch->logit_count, row = model->config.vocab * sizeof *host->logits;
+    result->drawn = NULL;
+    if (is_drawn(model, batch)) {
+        size_t bytes = batch->logit_count * sizeof *host->drawn;
+        copies[count++] = (struct copy){model->scratch.drawn, 0, 0, bytes, 1, host->drawn};
+        result->drawn = host->drawn;
+        while (first < end && batch->temperature[first] >= 0) first++;
+        while (first < end && batch->temperature[end - 1] >= 0) end--;
+    }
+    if (first < end) {
+        copies[count++] = (struct copy){model->scratch.logits, first * row, 0, (end - first) * row, 1,
+                                        (char *)host->logits + first * row};
     }
     model->device->kernels->read_all(model->device, copies, count);
-    result->logits = host->logits;
+    result->logits = first < end ? host->logits : NULL;
     result->run = host->run;
     result->mix = host->mix;
     result->log_norm = host->log_norm;
@@ -287,13 +310,18 @@ static void issue_operations(struct model *model, struct kv_arena *arena, const 
     if (batch->logit_count) {
         residual->finish(model->residual, step, &model->scratch.wanted, model->scratch.logits);
     }
+    if (!is_drawn(model, batch)) return;
+    const struct scratch *scratch = &model->scratch;
+    struct draw draw = {scratch->logits,      &scratch->wanted, model->config.vocab,
+                        scratch->temperature, scratch->uniform, scratch->drawn};
+    model->device->kernels->draw(model->device, &draw);
 }
 
 static void issue_step(struct model *model, struct kv_arena *arena, const struct batch *batch,
                        size_t bodies[3]) {
     const struct kernels *kernels = model->device->kernels;
     struct step_shape shape = {&model->scratch.step, batch->logit_count, batch->body != BODY_DENSE,
-                               arena->buffer};
+                               is_drawn(model, batch), arena->buffer};
     if (kernels->step_begin && !kernels->step_begin(model->device, &shape)) {
         bodies[batch->body == BODY_DENSE ? DENSE : GATHER] = model->info.sublayers;
         return;

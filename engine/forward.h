@@ -25,6 +25,10 @@ struct batch {
     size_t slots, blocks_per_slot;
     const int32_t *logit_rows; /* ascending rows whose logits are wanted */
     size_t logit_count;
+    /* Where the device draws [logit_count]: the temperature of the next token, 0 for the best, below
+     * 0 for the row's logits in its place; and the uniform of the draw. NULL: the logits of all. */
+    const float *temperature;
+    const double *uniform;
     int body;                      /* BODY_* */
     const struct cost_model *cost; /* chooses bodies; NULL: packs whenever a row skips */
 };
@@ -32,12 +36,16 @@ struct batch {
 /* What a step computed; valid until the next step. Row l of run and mix starts at l *
  * max_step_rows. */
 struct step_result {
-    const float *logits;                       /* [logit_count, vocab] */
+    const float *logits;  /* [logit_count, vocab], of rows that were not drawn; NULL: all were */
+    const int32_t *drawn; /* [logit_count], -1 where every logit is -inf; NULL: none was */
     const uint8_t *run;                        /* [sublayers, max_step_rows] 1 = ran */
     const float *mix;                          /* [sublayers, max_step_rows] */
     const float *log_norm;                     /* [rows]: s after the last sub-layer */
     size_t body_none, body_dense, body_gather; /* sub-layers executed by each body */
 };
+
+/* The device draws, for a batch with temperatures. */
+bool model_draws(const struct model *model);
 
 /* Cannot fail: everything was allocated by model_load. */
 void model_step(struct model *model, struct kv_arena *arena, const struct batch *batch,

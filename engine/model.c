@@ -190,6 +190,9 @@ static int make_step_buffers(struct model *model, struct error *error) {
         {&scratch->taken, groups * rows},
         {&scratch->wanted.indices, rows},
         {&scratch->wanted.count, 1},
+        {&scratch->temperature, rows},
+        {&scratch->uniform, 2 * rows},
+        {&scratch->drawn, rows},
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         *parts[i].buffer = model->device->kernels->buffer_create(
@@ -237,7 +240,8 @@ static int make_host_results(struct model *model, struct error *error) {
     host->mix = calloc(decisions, sizeof *host->mix);
     host->run = calloc(decisions, sizeof *host->run);
     host->log_norm = calloc(rows, sizeof *host->log_norm);
-    if (host->logits && host->mix && host->run && host->log_norm) return 0;
+    host->drawn = calloc(rows, sizeof *host->drawn);
+    if (host->logits && host->mix && host->run && host->log_norm && host->drawn) return 0;
     return error_set(error, FATHOM_NO_MEMORY, "no memory for the results of a step of %zu rows",
                      rows);
 }
@@ -497,6 +501,9 @@ static void destroy_scratch(struct model *model) {
         scratch->taken,
         scratch->wanted.indices,
         scratch->wanted.count,
+        scratch->temperature,
+        scratch->uniform,
+        scratch->drawn,
         model->rope,
     };
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) {
@@ -518,6 +525,7 @@ void model_destroy(struct model *model) {
     free(model->host.mix);
     free(model->host.run);
     free(model->host.log_norm);
+    free(model->host.drawn);
     tokenizer_destroy(model->tokenizer);
     checkpoint_close(model->checkpoint);
     free(model);

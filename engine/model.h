@@ -26,6 +26,7 @@ struct scratch {
     struct buffer *place;    /* positions: int32 [rows] */
     struct buffer *taken;    /* int32 [kv_groups, slots]: of those places, by earlier steps */
     struct row_list wanted;  /* rows whose logits are asked for */
+    struct buffer *temperature, *uniform, *drawn; /* f32, f64, int32 [rows]: of those */
     size_t table_capacity;   /* entries of step.block_table */
 };
 
@@ -33,6 +34,7 @@ struct scratch {
 struct host_results {
     float *logits, *mix, *log_norm;
     uint8_t *run;
+    int32_t *drawn;
 };
 
 struct model {

@@ -282,10 +282,10 @@ static size_t nag_list_results(struct residual *residual, size_t rows, uint8_t *
     const struct nag *nag = as_nag(residual);
     const struct decisions *decisions = &nag->decisions;
     size_t stride = nag->max_rows, sublayers = nag->sublayers;
-    copies[0] = (struct copy){decisions->run, stride, rows, sublayers, run};
+    copies[0] = (struct copy){decisions->run, 0, stride, rows, sublayers, run};
     copies[1] =
-        (struct copy){decisions->mix, stride * sizeof *mix, rows * sizeof *mix, sublayers, mix};
-    copies[2] = (struct copy){nag->s, 0, rows * sizeof *log_norm, 1, log_norm};
+        (struct copy){decisions->mix, 0, stride * sizeof *mix, rows * sizeof *mix, sublayers, mix};
+    copies[2] = (struct copy){nag->s, 0, 0, rows * sizeof *log_norm, 1, log_norm};
     return 3;
 }
 

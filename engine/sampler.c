@@ -43,6 +43,17 @@ int sampler_draw(struct sampler *sampler, const struct sequence *sequence, const
     return 0;
 }
 
+bool sampler_is_plain(const struct sequence *sequence) {
+    const struct engine_request *request = &sequence->request;
+    const struct sampling *sampling = &request->sampling;
+    bool is_banned = request->stop_token_count > 0 &&
+                     sequence_generated(sequence) < request->min_tokens;
+    bool is_cut = sampling->temperature > 0 &&
+                  (sampling->top_k > 0 || sampling->top_p < 1 || sampling->min_p > 0);
+    return request->top_logprobs < 0 && sampling->bias_count == 0 && !sequence->counts.entries &&
+           !is_banned && !is_cut;
+}
+
 void sampler_score(struct sampler *sampler, const float *logits, int32_t token, size_t top,
                    struct scored_token *scored) {
     load_logits(sampler, logits);

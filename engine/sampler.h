@@ -30,6 +30,9 @@ void sampler_destroy(struct sampler *sampler); /* zeroed is allowed */
 int sampler_draw(struct sampler *sampler, const struct sequence *sequence, const float *logits,
                  struct scored_token *scored);
 
+/* Nothing but a temperature shapes the choice of its next token, and no logprob is told of it. */
+bool sampler_is_plain(const struct sequence *sequence);
+
 /* Scores a given token, with the `top` (0..TOP_LOGPROBS_MAX) best ones. */
 void sampler_score(struct sampler *sampler, const float *logits, int32_t token, size_t top,
                    struct scored_token *scored);

@@ -234,10 +234,23 @@ struct rmsnorm {
     float epsilon;
 };
 
-/* Rows of `width` bytes, `stride` apart in the buffer as on the host. */
+/* The next token of each listed row, by its temperature. 0: the best, the lowest id among equals.
+ * Above 0: the first, in the order of ids, with which the sum of exp((logit - best) / temperature)
+ * exceeds `uniform` of the whole. Below 0: the row is left out. What is no number is -inf, +inf the
+ * largest float; a row of nothing but -inf gives -1. */
+struct draw {
+    const struct buffer *logits; /* f32 [listed, V] */
+    const struct row_list *list;
+    size_t vocab;
+    const struct buffer *temperature; /* f32 [listed] */
+    const struct buffer *uniform;     /* f64 [listed], in [0, 1) */
+    struct buffer *token;             /* out: int32 [listed] */
+};
+
+/* Rows of `width` bytes, `stride` apart in the buffer, from `offset` on, as on the host. */
 struct copy {
     const struct buffer *from;
-    size_t stride, width, rows;
+    size_t offset, stride, width, rows;
     void *to;
 };
 
@@ -246,6 +259,7 @@ struct step_shape {
     const struct step_rows *step;
     size_t logits;  /* rows whose logits are wanted */
     bool is_packed; /* sub-layers run packed, each in a branch; else all rows run */
+    bool is_drawn;  /* tokens are drawn from the logits */
     const struct buffer *arena;
 };
 
@@ -317,6 +331,8 @@ struct kernels {
     void (*activate)(struct device *, const struct activate *);
     void (*scale_logits)(struct device *, const struct scale_logits *);
     void (*rmsnorm)(struct device *, const struct rmsnorm *);
+
+    void (*draw)(struct device *, const struct draw *); /* NULL: the host draws */
 
     /* Standard models; NULL, all three, on a device that cannot run them: such a one may ignore the
      * gain of rope, and take every epsilon for 1e-6. */

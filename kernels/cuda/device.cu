@@ -7,7 +7,8 @@
 #include <string.h>
 
 #define STAGING_BYTES ((size_t)16 << 20)
-#define RESERVE_BYTES ((size_t)1 << 30) /* for recorded steps, kernels yet to be loaded, and others */
+#define RESERVE_BYTES                                                                              \
+    ((size_t)1 << 30) /* for recorded steps, kernels yet to be loaded, and others */
 
 void cuda_must(cudaError_t status, const char *what) {
     if (status == cudaSuccess) return;
@@ -127,12 +128,13 @@ static void cuda_read_all(struct device *device, const struct copy *copies, size
         void *to = is_staged ? cuda->staging + used : copy->to;
         size_t pitch = is_staged ? copy->width : copy->stride;
         if (copy->rows == 1) {
-            cuda_must(
-                cudaMemcpyAsync(to, copy->from->data, bytes, cudaMemcpyDeviceToHost, cuda->stream),
-                "reading");
+            cuda_must(cudaMemcpyAsync(to, copy->from->data + copy->offset, bytes,
+                                      cudaMemcpyDeviceToHost, cuda->stream),
+                      "reading");
         } else {
-            cuda_must(cudaMemcpy2DAsync(to, pitch, copy->from->data, copy->stride, copy->width,
-                                        copy->rows, cudaMemcpyDeviceToHost, cuda->stream),
+            cuda_must(cudaMemcpy2DAsync(to, pitch, copy->from->data + copy->offset, copy->stride,
+                                        copy->width, copy->rows, cudaMemcpyDeviceToHost,
+                                        cuda->stream),
                       "reading");
         }
         if (is_staged) used += bytes;
@@ -222,8 +224,9 @@ static void cuda_close(struct device *device) {
     if (cuda->stream) cudaStreamSynchronize(cuda->stream);
     cuda_recorder_destroy(cuda);
     blas_close(cuda->blas);
-    void *memory[] = {cuda->copy,    cuda->packed,   cuda->scores,        cuda->place,
-                      cuda->arrived, cuda->partials, cuda->parts_arrived, cuda->shape};
+    void *memory[] = {cuda->copy,          cuda->packed,  cuda->scores,
+                      cuda->place,         cuda->arrived, cuda->partials,
+                      cuda->parts_arrived, cuda->shape,   cuda->draw_parts};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) cudaFree(memory[i]);
     cudaFreeHost(cuda->staging);
     if (cuda->stream) cudaStreamDestroy(cuda->stream);
@@ -269,6 +272,7 @@ static struct kernels table_make() {
     table.activate = cuda_activate;
     table.scale_logits = cuda_scale_logits;
     table.rmsnorm = cuda_rmsnorm;
+    table.draw = cuda_draw;
     return table;
 }
 
@@ -331,7 +335,10 @@ static int scratch_create(struct cuda_device *cuda, struct error *error) {
     cuda->place = (int32_t *)cuda_allocate(cuda->max_rows * sizeof(int32_t), error);
     cuda->arrived = (int32_t *)cuda_allocate(cuda->max_rows * sizeof(int32_t), error);
     cuda->shape = (int32_t *)cuda_allocate(SHAPE_INTS * sizeof(int32_t), error);
-    if (!cuda->scores || !cuda->place || !cuda->arrived || !cuda->shape) return FATHOM_NO_MEMORY;
+    cuda->draw_parts = (struct draw_part *)cuda_allocate(
+        cuda->max_rows * DRAW_PARTS_MAX * sizeof *cuda->draw_parts, error);
+    if (!cuda->scores || !cuda->place || !cuda->arrived || !cuda->shape || !cuda->draw_parts)
+        return FATHOM_NO_MEMORY;
     if (cudaMallocHost((void **)&cuda->staging, STAGING_BYTES) != cudaSuccess) {
         cudaGetLastError();
         return error_set(error, FATHOM_NO_MEMORY, "no memory to read results of the device into");

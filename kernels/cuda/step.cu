@@ -21,7 +21,7 @@
 struct step_key {
     size_t rows, logits, blocks; /* buckets; logits 0: none */
     const void *arena;
-    bool is_packed;
+    bool is_packed, is_drawn;
 };
 
 struct recorded {
@@ -74,6 +74,7 @@ static struct step_key key_of(const struct cuda_device *cuda, const struct step_
     if (key.blocks < BLOCKS_MIN) key.blocks = BLOCKS_MIN;
     key.arena = shape->arena->data;
     key.is_packed = shape->is_packed;
+    key.is_drawn = shape->is_drawn;
     return key;
 }
 
@@ -82,7 +83,7 @@ static struct recorded *step_find(struct recorder *recorder, const struct step_k
         const struct step_key *other = &recorder->steps[i].key;
         if (other->rows == key->rows && other->logits == key->logits &&
             other->blocks == key->blocks && other->arena == key->arena &&
-            other->is_packed == key->is_packed)
+            other->is_packed == key->is_packed && other->is_drawn == key->is_drawn)
             return &recorder->steps[i];
     }
     return NULL;

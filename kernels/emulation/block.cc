@@ -237,8 +237,9 @@ void emulation_count_graph() {
 void emulation_count_wait() {
     counters.waits++;
 }
-void emulation_count_copy() {
+void emulation_count_copy(size_t bytes) {
     counters.copies++;
+    counters.copied += bytes;
 }
 
 extern "C" void emulation_set_schedule(uint64_t value) {

@@ -322,6 +322,7 @@ struct emulation_counters {
     size_t graphs;   /* graphs launched */
     size_t waits;    /* of the host for a stream */
     size_t copies;   /* to the host */
+    size_t copied;   /* their bytes */
 };
 /* What a driver may lack. */
 enum emulation_lack { LACKS_NOTHING, LACKS_GRAPHS, LACKS_BRANCHES };

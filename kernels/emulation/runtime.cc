@@ -211,7 +211,7 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stre
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
     emulation_issue(stream, [=] {
-        if (kind == cudaMemcpyDeviceToHost) emulation_count_copy();
+        if (kind == cudaMemcpyDeviceToHost) emulation_count_copy(bytes);
         memcpy(to, from, bytes);
     });
     return cudaSuccess;
@@ -221,7 +221,7 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
                               cudaStream_t stream) {
     if (width > to_pitch || width > from_pitch) return cudaErrorInvalidValue;
     emulation_issue(stream, [=] {
-        if (kind == cudaMemcpyDeviceToHost) emulation_count_copy();
+        if (kind == cudaMemcpyDeviceToHost) emulation_count_copy(width * height);
         for (size_t i = 0; i < height; i++) {
             memcpy((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
         }

@@ -1,6 +1,6 @@
 /* What is special to the CUDA backend: bf16 throughout, recorded steps and, on its emulation, launches
  * and bytes. Run with FATHOM_CUDA_LIBRARY; skipped without. */
-#include "golden.h"
+#include "engine_runs.h"
 #include "test_device.h"
 
 #include <dlfcn.h>
@@ -11,7 +11,7 @@
 
 /* As in kernels/emulation/emulation.h. */
 struct emulation_counters {
-    size_t launches, products, bytes, graphs, waits, copies;
+    size_t launches, products, bytes, graphs, waits, copies, copied;
 };
 enum emulation_lack { LACKS_NOTHING, LACKS_GRAPHS, LACKS_BRANCHES };
 
@@ -382,6 +382,47 @@ static void recording_changes_no_bit(void **state) {
     }
 }
 
+/* ---- Drawing --------------------------------------------------------------------------------- */
+
+/* Who asks for logprobs has its tokens drawn by the host: the same ones, while only ids come back for
+ * who does not. */
+static void device_draws_like_the_host(void **state) {
+    (void)state;
+    enum { REQUESTS = 6, TOKENS = 20 };
+    static struct outcome outcomes[2][REQUESTS];
+    struct emulation emulation = emulation_find();
+    struct emulation_counters counters[2] = {{0}};
+    struct cost_model cost = {0};
+    struct run run;
+    run_open(&run, "with-tokenizer");
+    for (int told = 0; told < 2; told++) {
+        struct engine *engine = open_engine(run.model, (struct engine_options){.cost = &cost});
+        if (emulation.clear) emulation.clear();
+        memset(outcomes[told], 0, sizeof outcomes[told]);
+        for (size_t i = 0; i < REQUESTS; i++) {
+            struct asked asked;
+            ask(&asked, &run.model->info, i, 3 + i, TOKENS);
+            asked.request.ignore_eos = true;
+            asked.request.sampling.temperature = (float)(i % 3) * 0.7f;
+            asked.request.top_logprobs = told - 1;
+            submit(engine, &asked);
+        }
+        collect_all(engine, outcomes[told], REQUESTS);
+        engine_destroy(engine);
+        if (emulation.get) counters[told] = emulation.get();
+    }
+    for (size_t i = 0; i < REQUESTS; i++) {
+        assert_int_equal(outcomes[0][i].token_count, TOKENS);
+        for (size_t t = 0; t < TOKENS; t++)
+            assert_int_equal(outcomes[0][i].tokens[t].token, outcomes[1][i].tokens[t].token);
+    }
+    if (emulation.get) {
+        size_t rows = REQUESTS * TOKENS * run.model->info.vocab * sizeof(float);
+        assert_true(counters[0].copied + rows <= counters[1].copied + REQUESTS * TOKENS * 4);
+    }
+    run_close(&run);
+}
+
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
 /* The emulation has 3 GiB, and 1 GiB stays free. */
@@ -396,10 +437,10 @@ static void cache_takes_what_is_free(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(full_depth_agrees),        cmocka_unit_test(decisions_agree),
-        cmocka_unit_test(schedules_change_no_bit),  cmocka_unit_test(launches_are_as_planned),
-        cmocka_unit_test(skips_read_nothing),       cmocka_unit_test(recording_changes_no_bit),
-        cmocka_unit_test(cache_takes_what_is_free),
+        cmocka_unit_test(full_depth_agrees),          cmocka_unit_test(decisions_agree),
+        cmocka_unit_test(schedules_change_no_bit),    cmocka_unit_test(launches_are_as_planned),
+        cmocka_unit_test(skips_read_nothing),         cmocka_unit_test(recording_changes_no_bit),
+        cmocka_unit_test(device_draws_like_the_host), cmocka_unit_test(cache_takes_what_is_free),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
