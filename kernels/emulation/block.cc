@@ -112,7 +112,7 @@ void nvcuda::wmma::emulation_gather(const float *a, const float *b, const float 
 
 /* ---- One block ------------------------------------------------------------------------------- */
 
-static uint64_t draw(uint64_t range) {
+static uint64_t random_draw(uint64_t range) {
     random_state = random_state * 6364136223846793005u + 1442695040888963407u;
     return (random_state >> 33) % range;
 }
@@ -121,7 +121,7 @@ static uint64_t draw(uint64_t range) {
 static void permute(std::vector<unsigned> *order, unsigned count) {
     order->resize(count);
     for (unsigned i = 0; i < count; i++) (*order)[i] = i;
-    for (unsigned i = count; seed && i > 1; i--) std::swap((*order)[i - 1], (*order)[draw(i)]);
+    for (unsigned i = count; seed && i > 1; i--) std::swap((*order)[i - 1], (*order)[random_draw(i)]);
 }
 
 static void thread_main() {
@@ -134,7 +134,7 @@ static void thread_main() {
 
 static bool resume_warp(unsigned warp) {
     bool progress = false;
-    unsigned turn = seed ? (unsigned)draw(LANES) : 0;
+    unsigned turn = seed ? (unsigned)random_draw(LANES) : 0;
     for (unsigned i = 0; i < LANES; i++) {
         current = &threads[warp * LANES + (i + turn) % LANES];
         if (current->state != READY) continue;
