@@ -32,6 +32,7 @@ struct text_buffer {
 
 void text_append(struct text_buffer *buffer, const char *bytes, size_t length);
 void text_append_string(struct text_buffer *buffer, const char *string); /* NUL-terminated */
+void text_append_number(struct text_buffer *buffer, uint64_t number);          /* decimal */
 void text_append_format(struct text_buffer *buffer, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 /* A JSON string with its quotes. Whatever the bytes are, the result is valid JSON in valid UTF-8:
@@ -161,10 +162,12 @@ int chat_request_parse(const struct api_context *context, const char *body, size
                        struct api_error *error);
 
 /* Tokenizes the text prompts and checks every prompt's length with its max_tokens against the
- * context and the KV budget. Once per request; slow for long texts. On failure the request is still
+ * context and the KV budget. Once per request; slow for long texts, and given up, with an error for
+ * nobody, soon after another thread sets *stop (which may be NULL). On failure the request is still
  * to be freed. */
 int completion_request_tokenize(const struct api_context *context,
-                                struct completion_request *request, struct api_error *error);
+                                struct completion_request *request, const atomic_bool *stop,
+                                struct api_error *error);
 
 void completion_request_free(struct completion_request *request);
 
@@ -242,9 +245,10 @@ int model_write(const struct api_context *context, const char *id, struct text_b
 
 /* POST /tokenize {"prompt":"...", "add_special_tokens":true, "return_token_strs":false} ->
  * {"count":..,"max_model_len":..,"tokens":[..],"token_strs":null}; POST /detokenize {"tokens":[..]}
- * -> {"prompt":"..."}. `model` may be given and must then be served here. Slow for long texts. */
+ * -> {"prompt":"..."}. `model` may be given and must then be served here. Slow for long texts;
+ * `stop` as of completion_request_tokenize; ids are looked up in less time than they are read. */
 int tokenize_answer(const struct api_context *context, const char *body, size_t length,
-                    struct text_buffer *out, struct api_error *error);
+                    const atomic_bool *stop, struct text_buffer *out, struct api_error *error);
 int detokenize_answer(const struct api_context *context, const char *body, size_t length,
                       struct text_buffer *out, struct api_error *error);
 

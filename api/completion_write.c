@@ -100,7 +100,8 @@ static void write_logprobs(const struct choice *choice, size_t records, struct t
     }
     text_append_string(out, "],\"text_offset\":[");
     for (size_t i = 0; i < records; i++) {
-        text_append_format(out, "%s%zu", i > 0 ? "," : "", choice->records[i].offset);
+        if (i > 0) text_append(out, ",", 1);
+        text_append_number(out, choice->records[i].offset);
     }
     text_append_string(out, "]}");
 }
@@ -116,7 +117,8 @@ static void write_chat_token(const struct choice *choice, const struct token_log
     write_logprob(token->logprob, out);
     text_append_string(out, ",\"bytes\":[");
     for (size_t i = 0; i < length; i++) {
-        text_append_format(out, "%s%u", i > 0 ? "," : "", (unsigned)(unsigned char)bytes[i]);
+        if (i > 0) text_append(out, ",", 1);
+        text_append_number(out, (unsigned char)bytes[i]);
     }
     text_append_string(out, "]");
 }
@@ -179,7 +181,8 @@ static void write_choice(const struct completion *completion, size_t index,
     if (completion->request->return_depth) {
         text_append_string(out, ",\"depth\":[");
         for (size_t i = 0; i < records; i++) {
-            text_append_format(out, "%s%u", i > 0 ? "," : "", (unsigned)choice->records[i].depth);
+            if (i > 0) text_append(out, ",", 1);
+            text_append_number(out, choice->records[i].depth);
         }
         text_append_string(out, "]");
     }

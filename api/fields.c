@@ -224,3 +224,7 @@ int value_to_tokens(const json_t *array, const char *name, size_t vocab, struct 
 int refuse_no_memory(struct api_error *error) {
     return api_error_set(error, 500, NULL, NULL, "no memory for this request");
 }
+
+int refuse_abandoned(struct api_error *error) {
+    return api_error_set(error, 503, NULL, NULL, "nobody waits for this request any more");
+}

@@ -46,5 +46,7 @@ int value_to_tokens(const json_t *array, const char *name, size_t vocab, struct 
 
 /* 500, for the one thing that is not the client's mistake. */
 int refuse_no_memory(struct api_error *error);
+/* 503, which nobody reads: the work was given up. */
+int refuse_abandoned(struct api_error *error);
 
 #endif

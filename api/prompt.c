@@ -64,14 +64,15 @@ int prompts_read(const struct api_context *context, const json_t *body,
 
 /* The stretches between the marks, and the marks' tokens. */
 static int encode(const struct tokenizer *tokenizer, struct prompt *prompt, bool parse_special,
-                  const char *param, struct api_error *error) {
+                  const char *param, const atomic_bool *stop, struct api_error *error) {
     size_t at = 0;
     for (size_t i = 0; i <= prompt->mark_count; i++) {
         bool is_last = i == prompt->mark_count;
         size_t end = is_last ? prompt->text_length : prompt->marks[i].position;
         struct error cause = {0};
-        int result = tokenizer_encode(tokenizer, prompt->text + at, end - at, parse_special,
-                                      &prompt->tokens, &cause);
+        int result = tokenizer_encode_until(tokenizer, prompt->text + at, end - at, parse_special,
+                                            stop, &prompt->tokens, &cause);
+        if (result == FATHOM_CANCELLED) return refuse_abandoned(error);
         if (result == FATHOM_NO_MEMORY) return refuse_no_memory(error);
         if (result != 0) {
             return api_error_set(error, 400, NULL, param, "%s: %s", param, cause.message);
@@ -89,7 +90,7 @@ static int encode(const struct tokenizer *tokenizer, struct prompt *prompt, bool
  * never nothing (an empty text becomes the token that starts a document). Special tokens written in
  * the text are recognised. */
 static int tokenize(const struct api_context *context, struct prompt *prompt, const char *param,
-                    struct api_error *error) {
+                    const atomic_bool *stop, struct api_error *error) {
     bool is_empty = prompt->text_length == 0;
     int32_t start = model_start_token(context->model, context->tokenizer, is_empty);
     if (is_empty && start < 0) {
@@ -101,14 +102,14 @@ static int tokenize(const struct api_context *context, struct prompt *prompt, co
         if (token_list_push(&prompt->tokens, start, NULL) != 0) return refuse_no_memory(error);
         prompt->hidden = 1;
     }
-    return encode(context->tokenizer, prompt, true, param, error);
+    return encode(context->tokenizer, prompt, true, param, stop, error);
 }
 
 /* A chat's format has brought its bos, and its special tokens are its marks: what its messages
  * write is never one. */
 static int tokenize_chat(const struct api_context *context, struct prompt *prompt,
-                         struct api_error *error) {
-    int result = encode(context->tokenizer, prompt, false, "messages", error);
+                         const atomic_bool *stop, struct api_error *error) {
+    int result = encode(context->tokenizer, prompt, false, "messages", stop, error);
     if (result != 0 || prompt->tokens.count > 0) return result;
     return api_error_set(error, 400, NULL, "messages", "messages make an empty prompt");
 }
@@ -156,7 +157,8 @@ static int check_length(const struct api_context *context, const struct completi
 }
 
 int completion_request_tokenize(const struct api_context *context,
-                                struct completion_request *request, struct api_error *error) {
+                                struct completion_request *request, const atomic_bool *stop,
+                                struct api_error *error) {
     for (size_t i = 0; i < request->prompt_count; i++) {
         struct prompt *prompt = &request->prompts[i];
         char name[64] = "prompt";
@@ -165,9 +167,9 @@ int completion_request_tokenize(const struct api_context *context,
         int result = check_bytes(context, prompt, name, error);
         if (result != 0) return result;
         if (request->is_chat) {
-            result = tokenize_chat(context, prompt, error);
+            result = tokenize_chat(context, prompt, stop, error);
         } else if (prompt->text) {
-            result = tokenize(context, prompt, name, error);
+            result = tokenize(context, prompt, name, stop, error);
         }
         if (!result) result = check_length(context, request, prompt, name, error);
         if (result != 0) return result;

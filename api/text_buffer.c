@@ -29,8 +29,16 @@ void text_append_string(struct text_buffer *buffer, const char *string) {
     text_append(buffer, string, strlen(string));
 }
 
+void text_append_number(struct text_buffer *buffer, uint64_t number) {
+    char digits[20]; /* of 2^64 - 1 */
+    size_t start = sizeof digits;
+    do digits[--start] = (char)('0' + number % 10);
+    while ((number /= 10) > 0);
+    text_append(buffer, digits + start, sizeof digits - start);
+}
+
 void text_append_format(struct text_buffer *buffer, const char *format, ...) {
-    /* Most of what is formatted is a number: 32 bytes beforehand save the second pass. */
+    /* Most of what is formatted is short: 32 bytes beforehand save the second pass. */
     for (size_t room = 32;;) {
         if (!text_reserve(buffer, room)) return;
         va_list arguments;

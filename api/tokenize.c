@@ -22,14 +22,16 @@ static int read_body(const struct api_context *context, const char *body, size_t
 }
 
 static int encode(const struct api_context *context, const json_t *prompt, bool add_special,
-                  struct token_list *tokens, struct api_error *error) {
+                  const atomic_bool *stop, struct token_list *tokens, struct api_error *error) {
     const struct tokenizer *tokenizer = context->tokenizer;
     struct error cause = {0};
     int32_t start = add_special ? model_start_token(context->model, tokenizer, false) : -1;
     int result = start >= 0 ? token_list_push(tokens, start, &cause) : 0;
-    if (result == 0)
-        result = tokenizer_encode(tokenizer, json_string_value(prompt), json_string_length(prompt),
-                                  true, tokens, &cause);
+    if (result == 0) {
+        result = tokenizer_encode_until(tokenizer, json_string_value(prompt),
+                                        json_string_length(prompt), true, stop, tokens, &cause);
+    }
+    if (result == FATHOM_CANCELLED) return refuse_abandoned(error);
     if (result == FATHOM_NO_MEMORY) return refuse_no_memory(error);
     if (result != 0) return api_error_set(error, 400, NULL, "prompt", "prompt: %s", cause.message);
     return 0;
@@ -40,7 +42,8 @@ static void write_tokens(const struct api_context *context, const struct token_l
     text_append_format(out, "{\"count\":%zu,\"max_model_len\":%zu,\"tokens\":[", tokens->count,
                        context->model->context);
     for (size_t i = 0; i < tokens->count; i++) {
-        text_append_format(out, "%s%d", i > 0 ? "," : "", (int)tokens->ids[i]);
+        if (i > 0) text_append(out, ",", 1);
+        text_append_number(out, (uint64_t)tokens->ids[i]);
     }
     text_append_string(out, "],\"token_strs\":");
     if (!with_strings) {
@@ -58,25 +61,26 @@ static void write_tokens(const struct api_context *context, const struct token_l
 }
 
 static int tokenize_object(const struct api_context *context, const json_t *object,
-                           struct text_buffer *out, struct api_error *error) {
+                           const atomic_bool *stop, struct text_buffer *out,
+                           struct api_error *error) {
     const json_t *prompt = field_get(object, "prompt");
     struct token_list tokens = {0};
     bool add_special = true, with_strings = false;
     if (!json_is_string(prompt)) return field_refuse("prompt", prompt, error, "a string");
     int result = field_read_bool(object, "add_special_tokens", &add_special, error);
     if (!result) result = field_read_bool(object, "return_token_strs", &with_strings, error);
-    if (!result) result = encode(context, prompt, add_special, &tokens, error);
+    if (!result) result = encode(context, prompt, add_special, stop, &tokens, error);
     if (!result) write_tokens(context, &tokens, with_strings, out);
     free(tokens.ids);
     return result;
 }
 
 int tokenize_answer(const struct api_context *context, const char *body, size_t length,
-                    struct text_buffer *out, struct api_error *error) {
+                    const atomic_bool *stop, struct text_buffer *out, struct api_error *error) {
     json_t *object;
     int result = read_body(context, body, length, &object, error);
     if (result != 0) return result;
-    result = tokenize_object(context, object, out, error);
+    result = tokenize_object(context, object, stop, out, error);
     json_decref(object);
     return result;
 }

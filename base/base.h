@@ -20,6 +20,7 @@ enum fathom_error {
     FATHOM_FULL = -5,        /* a bounded queue has no room now; later may work */
     FATHOM_NOT_FOUND = -6,   /* a file, key or name that does not exist */
     FATHOM_TOO_LARGE = -7,   /* could never fit a budget, however long it waits */
+    FATHOM_CANCELLED = -8,   /* the caller gave the work up before it was done */
 };
 
 /* A sentence that a user can act on: what is wrong, where, and what would be right. */

@@ -9,6 +9,8 @@
 #ifndef FATHOM_ENGINE_H
 #define FATHOM_ENGINE_H
 
+#include <stdatomic.h>
+
 #include "base/base.h"
 
 /* ---- Model ----------------------------------------------------------------------------------- */
@@ -131,7 +133,8 @@ struct token_list {
     size_t count, capacity;
 };
 
-/* Loads tokenizer.json (BPE over bytes, or over pieces with byte_fallback) and, if there, tokenizer_config.json from a folder. */
+/* Loads tokenizer.json (BPE over bytes, or over pieces with byte_fallback) and, if there,
+ * tokenizer_config.json from a folder. */
 int tokenizer_load(const char *folder, struct tokenizer **tokenizer, struct error *error);
 void tokenizer_destroy(struct tokenizer *tokenizer); /* NULL is allowed */
 
@@ -139,6 +142,12 @@ void tokenizer_destroy(struct tokenizer *tokenizer); /* NULL is allowed */
  * marked special are recognised in the text; otherwise they are ordinary characters. */
 int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t length,
                      bool parse_special, struct token_list *out, struct error *error);
+
+/* The same, given up soon after another thread sets *stop: FATHOM_CANCELLED, and `out` is as it was.
+ * `stop` may be NULL. */
+int tokenizer_encode_until(const struct tokenizer *tokenizer, const char *text, size_t length,
+                           bool parse_special, const atomic_bool *stop, struct token_list *out,
+                           struct error *error);
 
 int token_list_push(struct token_list *list, int32_t id, struct error *error);
 

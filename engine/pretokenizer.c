@@ -38,6 +38,7 @@ static const char *const behavior_names[] = {"Removed", "Isolated", "MergedWithP
 /* Cuts every span into matches and the text between them; `behavior` says what becomes of these. */
 struct stage {
     pcre2_code *code;
+    const struct ascii_rules *ascii; /* that do the same to ASCII; NULL: none */
     enum behavior behavior;
     bool invert; /* what the pattern matches counts as text between, and the other way round */
 };
@@ -77,7 +78,8 @@ static int add_stage(struct pretokenizer *pretokenizer, const char *oniguruma,
         return error_set(error, FATHOM_UNSUPPORTED, "pattern '%.200s' is not supported: %s",
                          oniguruma, reason);
     }
-    pretokenizer->stages[pretokenizer->count++] = (struct stage){compiled, behavior, invert};
+    pretokenizer->stages[pretokenizer->count++] =
+        (struct stage){compiled, ascii_rules_find(oniguruma), behavior, invert};
     return 0;
 }
 
@@ -215,8 +217,9 @@ bool pretokenizer_removes(const struct pretokenizer *pretokenizer) {
 
 /* ---- Splitting ------------------------------------------------------------------------------- */
 
-void split_state_init(struct split_state *state, size_t text_length) {
-    *state = (struct split_state){.budget = BUDGET_LEAST + BUDGET_PER_BYTE * (uint64_t)text_length};
+void split_state_init(struct split_state *state, size_t text_length, const atomic_bool *stop) {
+    *state = (struct split_state){
+        .budget = BUDGET_LEAST + BUDGET_PER_BYTE * (uint64_t)text_length, .stop = stop};
 }
 
 void split_state_clear(struct split_state *state) {
@@ -295,7 +298,7 @@ static size_t next_character(const char *text, size_t length, size_t at) {
 }
 
 /* Matches at `at` or nowhere. 1 and *end, or 0: no match, or -1: the budget is spent. */
-static int match_at(const struct stage *stage, struct split_state *state, const char *text,
+static int match_pattern(const struct stage *stage, struct split_state *state, const char *text,
                     size_t length, size_t at, size_t *end) {
     for (uint64_t steps = TRY_STEPS;; steps *= TRY_FACTOR) {
         uint64_t bytes = steps * TRY_BYTES_PER_STEP;
@@ -322,6 +325,16 @@ static int match_at(const struct stage *stage, struct split_state *state, const 
     }
 }
 
+/* As match_pattern. */
+static int match_at(const struct stage *stage, struct split_state *state, const char *text,
+                    size_t length, size_t at, size_t *end) {
+    if (stage->ascii) {
+        enum ascii_match found = ascii_match(stage->ascii, text, length, at, end);
+        if (found != ASCII_UNDECIDED) return found == ASCII_MATCH;
+    }
+    return match_pattern(stage, state, text, length, at, end);
+}
+
 /* Cuts text[0, length), which starts at `base` of the whole. Patterns see nothing outside it. */
 static int cut_span(struct cut *cut, struct split_state *state, const char *text, size_t length,
                     uint32_t base) {
@@ -330,6 +343,7 @@ static int cut_span(struct cut *cut, struct split_state *state, const char *text
     bool matched_before = false;
     int result = 0;
     while (at < length && state->budget > 0 && result == 0) {
+        if ((result = stop_check(state->stop, cut->error)) != 0) break;
         int found = match_at(cut->stage, state, text, length, at, &end);
         if (found < 0) break;
         /* An empty match right behind a match is none, or the search would not move on. */

@@ -29,7 +29,8 @@ static int encode_pretoken(struct encoding *encoding, const char *bytes, size_t 
     if (whole >= 0 && (tokenizer->vocabulary.flags[whole] & TOKEN_WHOLE)) {
         return push_token(encoding, whole);
     }
-    return merge_encode(tokenizer, bytes, length, encoding->out, encoding->error);
+    return merge_encode(tokenizer, bytes, length, encoding->split.stop, encoding->out,
+                        encoding->error);
 }
 
 /* Where a stretch of text stands: behind bytes that are no text, behind an added token, or first. */
@@ -49,6 +50,7 @@ static int encode_pieces(struct encoding *encoding, const char *text, size_t len
     }
     int result = 0;
     for (size_t at = 0; at < length && result == 0;) {
+        if ((result = stop_check(encoding->split.stop, encoding->error)) != 0) break;
         size_t word = rules->splits_words ? piece_word(text + at, length - at) : length;
         result = encode_pretoken(encoding, text + at, word);
         at += word;
@@ -74,6 +76,7 @@ static int encode_words(struct encoding *encoding, const char *text, size_t leng
     int result = pretokenizer_split(pretokenizer, &encoding->split, text, length, encoding->error);
     const struct span_list *spans = &encoding->split.spans;
     for (size_t i = 0; i < spans->count && result == 0; i++) {
+        if ((result = stop_check(encoding->split.stop, encoding->error)) != 0) break;
         struct span span = spans->items[i];
         result = encode_pretoken(encoding, text + span.start, span.end - span.start);
     }
@@ -139,6 +142,12 @@ static int encode_bytes(struct encoding *encoding, const char *text, size_t leng
 
 int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t length,
                      bool parse_special, struct token_list *out, struct error *error) {
+    return tokenizer_encode_until(tokenizer, text, length, parse_special, NULL, out, error);
+}
+
+int tokenizer_encode_until(const struct tokenizer *tokenizer, const char *text, size_t length,
+                           bool parse_special, const atomic_bool *stop, struct token_list *out,
+                           struct error *error) {
     if (length > TOKENIZER_TEXT_MAX) {
         return error_set(error, FATHOM_INVALID, "text has %zu bytes; the limit is %zu", length,
                          TOKENIZER_TEXT_MAX);
@@ -146,7 +155,7 @@ int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t
     struct encoding encoding = {
         .tokenizer = tokenizer, .parse_special = parse_special, .out = out, .error = error};
     size_t count_before = out->count;
-    split_state_init(&encoding.split, length);
+    split_state_init(&encoding.split, length, stop);
     int result = encode_bytes(&encoding, text, length);
     if (result != 0) out->count = count_before;
     split_state_clear(&encoding.split);

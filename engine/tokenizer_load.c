@@ -413,7 +413,7 @@ static int mark_whole_tokens(struct loading *loading, bool ignore_merges) {
         if (length == 0 || (tokenizer->vocabulary.flags[i] & TOKEN_SPECIAL)) continue;
         merged.count = 0;
         if (!ignore_merges) {
-            result = merge_encode(tokenizer, bytes, length, &merged, loading->error);
+            result = merge_encode(tokenizer, bytes, length, NULL, &merged, loading->error);
         }
         bool whole = ignore_merges || (merged.count == 1 && merged.ids[0] == id);
         if (result == 0 && whole) tokenizer->vocabulary.flags[i] |= TOKEN_WHOLE;

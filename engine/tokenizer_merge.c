@@ -90,8 +90,7 @@ static size_t merge_short(const struct merge_table *table, int32_t *ids, size_t 
     return count;
 }
 
-/* ---- Long pre-tokens: a linked list of what is left, and a heap of the pairs in it
- * ---------------- */
+/* ---- Long pre-tokens: a linked list of what is left, a heap of its pairs ---------------------- */
 
 #define LINK_END UINT32_MAX
 
@@ -152,9 +151,10 @@ static void rank_pair(const struct merge_table *table, struct merge_node *nodes,
     if (node->rank != MERGE_NONE) heap_put(heap, heap_entry(node->rank, position));
 }
 
-static void merge_linked(const struct merge_table *table, struct merge_node *nodes,
-                         struct merge_heap *heap) {
-    while (heap->count > 0) {
+static int merge_linked(const struct merge_table *table, struct merge_node *nodes,
+                        struct merge_heap *heap, const atomic_bool *stop, struct error *error) {
+    int result = 0;
+    while (heap->count > 0 && (result = stop_check(stop, error)) == 0) {
         uint64_t entry = heap_take(heap);
         uint32_t rank = (uint32_t)(entry >> 32), position = (uint32_t)entry;
         struct merge_node *left = &nodes[position];
@@ -167,10 +167,11 @@ static void merge_linked(const struct merge_table *table, struct merge_node *nod
         rank_pair(table, nodes, heap, position);
         if (left->previous != LINK_END) rank_pair(table, nodes, heap, left->previous);
     }
+    return result;
 }
 
 static int merge_long(const struct merge_table *table, int32_t *ids, size_t *count,
-                      struct error *error) {
+                      const atomic_bool *stop, struct error *error) {
     size_t length = *count;
     struct merge_node *nodes = malloc(length * sizeof *nodes);
     struct merge_heap heap = {malloc(2 * length * sizeof *heap.entries), 0};
@@ -192,7 +193,7 @@ static int merge_long(const struct merge_table *table, int32_t *ids, size_t *cou
             }
         }
         for (size_t i = heap.count / 2; i-- > 0;) heap_sink(&heap, i);
-        merge_linked(table, nodes, &heap);
+        result = merge_linked(table, nodes, &heap, stop, error);
         *count = 0;
         for (uint32_t i = 0; i != LINK_END; i = nodes[i].next) ids[(*count)++] = nodes[i].id;
     }
@@ -202,12 +203,12 @@ static int merge_long(const struct merge_table *table, int32_t *ids, size_t *cou
 }
 
 int merge_tokens(const struct merge_table *table, struct token_list *list, size_t first,
-                 struct error *error) {
+                 const atomic_bool *stop, struct error *error) {
     int32_t *ids = list->ids + first;
     size_t count = list->count - first;
     int result = 0;
     if (count > MERGE_SHORT_MAX) {
-        result = merge_long(table, ids, &count, error);
+        result = merge_long(table, ids, &count, stop, error);
     } else {
         count = merge_short(table, ids, count);
     }
@@ -216,7 +217,7 @@ int merge_tokens(const struct merge_table *table, struct token_list *list, size_
 }
 
 int merge_encode(const struct tokenizer *tokenizer, const char *bytes, size_t length,
-                 struct token_list *out, struct error *error) {
+                 const atomic_bool *stop, struct token_list *out, struct error *error) {
     const unsigned char *byte = (const unsigned char *)bytes;
     size_t first = out->count;
     int result;
@@ -228,5 +229,5 @@ int merge_encode(const struct tokenizer *tokenizer, const char *bytes, size_t le
             if (id >= 0) out->ids[out->count++] = id;
         }
     }
-    return result ? result : merge_tokens(&tokenizer->merges, out, first, error);
+    return result ? result : merge_tokens(&tokenizer->merges, out, first, stop, error);
 }

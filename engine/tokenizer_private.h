@@ -73,13 +73,13 @@ void merge_table_add(struct merge_table *table, int32_t left, int32_t right, uin
 void merge_table_clear(struct merge_table *table);
 
 /* Merges the tokens of one pre-token, those of `list` from `first` on, in place: repeatedly the pair
- * of lowest rank, leftmost first. O(n log n). */
+ * of lowest rank, leftmost first. O(n log n). FATHOM_CANCELLED soon after *stop is true. */
 int merge_tokens(const struct merge_table *table, struct token_list *list, size_t first,
-                 struct error *error);
+                 const atomic_bool *stop, struct error *error);
 
 /* Appends the tokens of one pre-token. */
 int merge_encode(const struct tokenizer *tokenizer, const char *bytes, size_t length,
-                 struct token_list *out, struct error *error);
+                 const atomic_bool *stop, struct token_list *out, struct error *error);
 
 int token_list_reserve(struct token_list *list, size_t extra, struct error *error);
 

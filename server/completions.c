@@ -110,8 +110,7 @@ static void job_prepare(struct body_work *work) {
     job->has_request = true;
     free(job->body);
     job->body = NULL;
-    if (atomic_load(&work->is_abandoned)) return;
-    completion_request_tokenize(context, &job->request, &job->error);
+    completion_request_tokenize(context, &job->request, &work->is_abandoned, &job->error);
 }
 
 static void job_begin(struct body_work *work) {

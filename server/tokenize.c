@@ -6,14 +6,10 @@
 #include "server/endpoints.h"
 #include "server/server.h"
 
-typedef int (*tokenize_function)(const struct api_context *context, const char *body, size_t length,
-                                 struct text_buffer *out, struct api_error *error);
-
 struct tokenize_job {
     struct body_work work;
     struct server *server;
     struct exchange *exchange; /* NULL once the client has left */
-    tokenize_function function;
     char *body;
     size_t length;
     struct text_buffer out;
@@ -25,10 +21,16 @@ static struct tokenize_job *job_of_work(struct body_work *work) {
     return (struct tokenize_job *)((char *)work - offsetof(struct tokenize_job, work));
 }
 
-static void job_run(struct body_work *work) {
+static void job_tokenize(struct body_work *work) {
     struct tokenize_job *job = job_of_work(work);
-    job->result = job->function(&job->server->context, job->body ? job->body : "", job->length,
-                                &job->out, &job->error);
+    job->result = tokenize_answer(&job->server->context, job->body ? job->body : "", job->length,
+                                  &work->is_abandoned, &job->out, &job->error);
+}
+
+static void job_detokenize(struct body_work *work) {
+    struct tokenize_job *job = job_of_work(work);
+    job->result = detokenize_answer(&job->server->context, job->body ? job->body : "", job->length,
+                                    &job->out, &job->error);
 }
 
 static void job_finish(struct body_work *work) {
@@ -47,7 +49,7 @@ static void job_abandon(void *context) {
     body_work_abandon(&job->work);
 }
 
-static void tokenize_start(struct exchange *exchange, tokenize_function function) {
+static void tokenize_start(struct exchange *exchange, void (*run)(struct body_work *work)) {
     struct tokenize_job *job = calloc(1, sizeof *job);
     if (!job) {
         exchange_answer_no_memory(exchange);
@@ -55,10 +57,9 @@ static void tokenize_start(struct exchange *exchange, tokenize_function function
     }
     job->server = exchange->server;
     job->exchange = exchange;
-    job->function = function;
     job->body = exchange_take_body(exchange, &job->length);
     job->work = (struct body_work){
-        .server = job->server, .bytes = job->length, .run = job_run, .done = job_finish};
+        .server = job->server, .bytes = job->length, .run = run, .done = job_finish};
     job->server->job_count++;
     exchange_attach(exchange, job, job_abandon);
     int result = body_work_start(&job->work, &job->error);
@@ -68,9 +69,9 @@ static void tokenize_start(struct exchange *exchange, tokenize_function function
 }
 
 void tokenize_handle(struct exchange *exchange) {
-    tokenize_start(exchange, tokenize_answer);
+    tokenize_start(exchange, job_tokenize);
 }
 
 void detokenize_handle(struct exchange *exchange) {
-    tokenize_start(exchange, detokenize_answer);
+    tokenize_start(exchange, job_detokenize);
 }

@@ -29,7 +29,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     int result = chat_request_parse(&context, body.data, body.length, NULL, &request, &error);
     if (result == 0) {
         check_request(&request);
-        result = completion_request_tokenize(&context, &request, &error);
+        result = completion_request_tokenize(&context, &request, NULL, &error);
         if (result == 0) check_prompt(&request.prompts[0]);
         if (result == 0) check_answer(&request, data, size);
         completion_request_free(&request);

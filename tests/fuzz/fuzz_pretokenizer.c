@@ -15,7 +15,7 @@ static const char *const texts[] = {
 static void check_pieces(const struct pretokenizer *pretokenizer, const char *text) {
     struct split_state state;
     size_t length = strlen(text), at = 0;
-    split_state_init(&state, length);
+    split_state_init(&state, length, NULL);
     check(pretokenizer_split(pretokenizer, &state, text, length, NULL) == 0);
     for (size_t i = 0; i < state.spans.count; i++) {
         check(state.spans.items[i].start == at && state.spans.items[i].end > at);

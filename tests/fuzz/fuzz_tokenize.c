@@ -5,7 +5,7 @@
 static int tokenize(const struct text_buffer *body, json_t **answer) {
     struct api_error error = {0};
     struct text_buffer out = {0};
-    int result = tokenize_answer(&context, body->data, body->length, &out, &error);
+    int result = tokenize_answer(&context, body->data, body->length, NULL, &out, &error);
     if (result != 0) {
         check_refusal(&error);
     } else {

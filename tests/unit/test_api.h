@@ -92,7 +92,7 @@ static inline const char *test_string(const json_t *object, const char *name) {
 static inline void test_request(const char *body, struct completion_request *request) {
     struct api_error error = {0};
     int result = completion_request_parse(&test_context, body, strlen(body), NULL, request, &error);
-    if (result == 0) result = completion_request_tokenize(&test_context, request, &error);
+    if (result == 0) result = completion_request_tokenize(&test_context, request, NULL, &error);
     if (result != 0) print_error("%s: %s\n", body, error.message);
     assert_int_equal(result, 0);
 }

@@ -446,6 +446,11 @@ static void test_models(void **state) {
 typedef int endpoint(const struct api_context *context, const char *body, size_t length,
                      struct text_buffer *out, struct api_error *error);
 
+static int tokenize(const struct api_context *context, const char *body, size_t length,
+                    struct text_buffer *out, struct api_error *error) {
+    return tokenize_answer(context, body, length, NULL, out, error);
+}
+
 static json_t *ask(endpoint *call, const char *body) {
     struct text_buffer out = {0};
     struct api_error error = {0};
@@ -459,7 +464,7 @@ static void test_tokenize_and_back(void **state) {
     const char *text = "Once upon a time, \xF0\x9F\x98\x80<|endoftext|>";
     char body[256];
     snprintf(body, sizeof body, "{\"prompt\":\"%s\",\"return_token_strs\":true}", text);
-    json_t *json = ask(tokenize_answer, body), *tokens = json_object_get(json, "tokens");
+    json_t *json = ask(tokenize, body), *tokens = json_object_get(json, "tokens");
     size_t count = json_array_size(tokens);
     assert_true(count > 5);
     assert_int_equal(integer_of(json, "count"), count);
@@ -473,13 +478,30 @@ static void test_tokenize_and_back(void **state) {
     json_decref(answer_json), json_decref(back), json_decref(json);
     free(ids);
 
-    json = ask(tokenize_answer, "{\"model\":\"fathom-tiny\",\"prompt\":\"\"}");
+    json = ask(tokenize, "{\"model\":\"fathom-tiny\",\"prompt\":\"\"}");
     assert_int_equal(integer_of(json, "count"), 0);
     assert_true(json_is_null(json_object_get(json, "token_strs")));
     json_decref(json);
     json = ask(detokenize_answer, "{\"tokens\":[]}");
     assert_string_equal(test_string(json, "prompt"), "");
     json_decref(json);
+}
+
+/* Given up: the error is for nobody. */
+static void test_tokenize_is_given_up(void **state) {
+    (void)state;
+    atomic_bool stop = true;
+    struct text_buffer out = {0};
+    struct api_error error = {0};
+    const char *body = "{\"prompt\":\"Once upon a time\"}";
+    int result = tokenize_answer(&test_context, body, strlen(body), &stop, &out, &error);
+    assert_int_not_equal(result, 0);
+    assert_int_equal(error.status, 503);
+    assert_int_equal(out.length, 0);
+    atomic_store(&stop, false);
+    result = tokenize_answer(&test_context, body, strlen(body), &stop, &out, &error);
+    assert_int_equal(result, 0);
+    text_free(&out);
 }
 
 static void test_tokenize_refuses(void **state) {
@@ -490,15 +512,15 @@ static void test_tokenize_refuses(void **state) {
         int status;
         const char *param;
     } cases[] = {
-        {tokenize_answer, "{}", 400, "prompt"},
-        {tokenize_answer, "[", 400, ""},
-        {tokenize_answer, "{\"prompt\":3}", 400, "prompt"},
-        {tokenize_answer, "{\"prompt\":[\"a\"]}", 400, "prompt"},
-        {tokenize_answer, "{\"prompt\":\"a\",\"add_special_tokens\":1}", 400, "add_special_tokens"},
-        {tokenize_answer, "{\"prompt\":\"a\",\"return_token_strs\":\"x\"}", 400,
+        {tokenize, "{}", 400, "prompt"},
+        {tokenize, "[", 400, ""},
+        {tokenize, "{\"prompt\":3}", 400, "prompt"},
+        {tokenize, "{\"prompt\":[\"a\"]}", 400, "prompt"},
+        {tokenize, "{\"prompt\":\"a\",\"add_special_tokens\":1}", 400, "add_special_tokens"},
+        {tokenize, "{\"prompt\":\"a\",\"return_token_strs\":\"x\"}", 400,
          "return_token_strs"},
-        {tokenize_answer, "{\"prompt\":\"a\",\"model\":\"b\"}", 404, "model"},
-        {tokenize_answer, "{\"prompt\":\"a\",\"model\":3}", 400, "model"},
+        {tokenize, "{\"prompt\":\"a\",\"model\":\"b\"}", 404, "model"},
+        {tokenize, "{\"prompt\":\"a\",\"model\":3}", 400, "model"},
         {detokenize_answer, "{}", 400, "tokens"},
         {detokenize_answer, "{\"tokens\":\"a\"}", 400, "tokens"},
         {detokenize_answer, "{\"tokens\":[1,\"a\"]}", 400, "tokens[1]"},
@@ -564,6 +586,7 @@ int main(void) {
         cmocka_unit_test(test_models),
         cmocka_unit_test(test_tokenize_and_back),
         cmocka_unit_test(test_tokenize_refuses),
+        cmocka_unit_test(test_tokenize_is_given_up),
         cmocka_unit_test(test_version),
         cmocka_unit_test(test_json_strings),
     };

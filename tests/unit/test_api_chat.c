@@ -9,7 +9,7 @@
 static void chat_request(const char *body, struct completion_request *request) {
     struct api_error error = {0};
     int result = chat_request_parse(&test_context, body, strlen(body), NULL, request, &error);
-    if (result == 0) result = completion_request_tokenize(&test_context, request, &error);
+    if (result == 0) result = completion_request_tokenize(&test_context, request, NULL, &error);
     if (result != 0) print_error("%s: %s\n", body, error.message);
     assert_int_equal(result, 0);
 }
@@ -187,7 +187,7 @@ static void refuse(const char *body, const char *param, const char *says) {
     struct text_buffer out = {0};
     int result = chat_request_parse(&test_context, body, strlen(body), NULL, &request, &error);
     if (result == 0) {
-        result = completion_request_tokenize(&test_context, &request, &error);
+        result = completion_request_tokenize(&test_context, &request, NULL, &error);
         completion_request_free(&request);
     }
     if (result == 0) fail_msg("accepted: %s", body);

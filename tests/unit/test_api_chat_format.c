@@ -123,7 +123,7 @@ static int request(const struct speaker *speaker, const char *fields,
     *error = (struct api_error){0};
     int result = chat_request_parse(&speaker->context, body, (size_t)length, NULL, parsed, error);
     if (result != 0) return result;
-    result = completion_request_tokenize(&speaker->context, parsed, error);
+    result = completion_request_tokenize(&speaker->context, parsed, NULL, error);
     if (result != 0) completion_request_free(parsed);
     return result;
 }

@@ -343,7 +343,7 @@ static void refuse(const char *body, const char *header, const char *param, cons
     int result =
         completion_request_parse(&test_context, body, strlen(body), header, &request, &error);
     if (result == 0) {
-        result = completion_request_tokenize(&test_context, &request, &error);
+        result = completion_request_tokenize(&test_context, &request, NULL, &error);
         completion_request_free(&request);
     }
     assert_int_not_equal(result, 0);
@@ -483,7 +483,7 @@ static void test_lengths_are_checked_with_the_numbers(void **state) {
     small.max_sequence = 32;
     assert_int_equal(completion_request_parse(&small, body, strlen(body), NULL, &request, &error),
                      0);
-    assert_int_not_equal(completion_request_tokenize(&small, &request, &error), 0);
+    assert_int_not_equal(completion_request_tokenize(&small, &request, NULL, &error), 0);
     assert_int_equal(error.status, 400);
     assert_string_equal(error.code, "kv_budget_exceeded");
     assert_non_null(strstr(error.message, "32"));

@@ -389,7 +389,7 @@ static void make_trial(struct trial *trial, uint64_t *random) {
     assert_int_equal(
         completion_request_parse(&test_context, text, strlen(text), NULL, &trial->request, &error),
         0);
-    assert_int_equal(completion_request_tokenize(&test_context, &trial->request, &error), 0);
+    assert_int_equal(completion_request_tokenize(&test_context, &trial->request, NULL, &error), 0);
     free(text);
     json_decref(body);
 }

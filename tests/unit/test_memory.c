@@ -199,7 +199,7 @@ static int answer_request(bool is_chat, char message[MESSAGE_SIZE], bool *is_mem
     int result = (is_chat ? chat_request_parse : completion_request_parse)(
         &test_context, body, strlen(body), NULL, &request, &error);
     if (result == 0) {
-        result = completion_request_tokenize(&test_context, &request, &error);
+        result = completion_request_tokenize(&test_context, &request, NULL, &error);
         if (result == 0) result = build_answer(&request, &error);
         completion_request_free(&request);
     }
@@ -220,7 +220,7 @@ static int answer_tokenize(char message[MESSAGE_SIZE], bool *is_memory) {
     static const char ids[] = "{\"tokens\":[1,2,3]}";
     struct api_error error = {0};
     struct text_buffer out = {0};
-    int result = tokenize_answer(&test_context, text, sizeof text - 1, &out, &error);
+    int result = tokenize_answer(&test_context, text, sizeof text - 1, NULL, &out, &error);
     if (result == 0) {
         result = detokenize_answer(&test_context, ids, sizeof ids - 1, &out, &error);
     }
