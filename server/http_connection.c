@@ -8,10 +8,11 @@
 #include "server/router.h"
 #include "server/server.h"
 
-/* Bytes sent ahead of answers that are kept; beyond them reading pauses. */
-#define AHEAD_BYTES_MAX ((size_t)256 << 10)
-/* For the client to read its last answer before the connection is closed. */
-#define LINGER_MS 2000
+/* For a client that is silent to read its last answer before the connection is closed. */
+#define LINGER_S 2.0
+/* For one that goes on sending; a refused body has no more time than one that is wanted. */
+#define LINGER_LONGEST_S 300.0
+#define LINGER_BYTES_MAX ((uint64_t)256 << 20)
 /* A body gets one second more than its timeout for every so many bytes that have come. */
 #define BODY_BYTES_PER_S 16384
 /* A longer body of a refused request is not worth reading to keep the connection. */
@@ -22,9 +23,10 @@
 #define TURN_REQUESTS_MAX 16
 
 static const struct transport_owner *transport_owner(void);
-static void connection_process(struct connection *connection, const char *data, size_t length);
+static size_t connection_process(struct connection *connection, const char *data, size_t length);
 static void connection_keep_ahead(struct connection *connection, const char *data, size_t length);
-static void connection_hold(struct connection *connection, const char *data, size_t length);
+static void connection_linger(struct connection *connection, size_t length);
+static void connection_hold(struct connection *connection);
 static bool connection_is_behind(const struct connection *connection);
 static void connection_begin_exchange(struct connection *connection);
 static void connection_dispatch(struct connection *connection);
@@ -102,24 +104,42 @@ static void on_read(struct transport *transport, const char *data, ssize_t lengt
     if (length < 0) {
         connection_end_input(connection, length);
     } else if (connection->state == CONNECTION_READING) {
-        connection_process(connection, data, (size_t)length);
+        size_t used = connection_process(connection, data, (size_t)length);
+        connection_keep_ahead(connection, data + used, (size_t)length - used);
     } else if (connection->state == CONNECTION_ANSWERING) {
         connection_keep_ahead(connection, data, (size_t)length);
+    } else if (connection->state == CONNECTION_LINGERING) {
+        connection_linger(connection, (size_t)length);
     }
 }
 
+/* Moves what is left to the front once more is used than left: a byte is moved once on average. */
+static void ahead_compact(struct connection *connection) {
+    struct text_buffer *ahead = &connection->ahead;
+    size_t left = ahead->length - connection->ahead_used;
+    if (left > connection->ahead_used) return;
+    if (left > 0) memmove(ahead->data, ahead->data + connection->ahead_used, left);
+    ahead->length = left;
+    connection->ahead_used = 0;
+}
+
+/* Behind a gap nothing is kept: there is no way to know where a request would begin. */
 static void connection_keep_ahead(struct connection *connection, const char *data, size_t length) {
-    text_append(&connection->ahead, data, length);
-    if (connection->ahead.failed) {
-        connection_break(connection, "no memory for pipelined requests");
-    } else if (connection->ahead.length > AHEAD_BYTES_MAX) {
-        transport_read_stop(&connection->transport);
-    }
+    struct text_buffer *ahead = &connection->ahead;
+    bool is_wanted = connection->state == CONNECTION_ANSWERING || connection->is_held;
+    if (!is_wanted || length == 0 || connection->ahead_is_cut) return;
+    ahead_compact(connection);
+    size_t room = http_request_bytes_max(connection->parser.limits) -
+                  (ahead->length - connection->ahead_used);
+    connection->ahead_is_cut = length > room;
+    text_append(ahead, data, length < room ? length : room);
+    if (ahead->failed) connection_break(connection, "no memory for pipelined requests");
 }
 
 /* Requests, one after another, until the bytes end, an answer is still to come, or it is for others
- * or for the client to go on first. */
-static void connection_process(struct connection *connection, const char *data, size_t length) {
+ * or for the client to go on first. Returns how many bytes were used. */
+static size_t connection_process(struct connection *connection, const char *data, size_t length) {
+    const char *start = data;
     bool was_idle = http_parser_is_idle(&connection->parser);
     enum http_progress progress = HTTP_PROGRESS_HEAD;
     unsigned requests = 0;
@@ -127,7 +147,7 @@ static void connection_process(struct connection *connection, const char *data, 
     while (connection->state == CONNECTION_READING && progress != HTTP_PROGRESS_MORE) {
         bool is_between = http_parser_is_idle(&connection->parser);
         if (is_between && (requests == TURN_REQUESTS_MAX || connection_is_behind(connection))) {
-            connection_hold(connection, data, length);
+            connection_hold(connection);
             break;
         }
         size_t consumed;
@@ -146,9 +166,7 @@ static void connection_process(struct connection *connection, const char *data, 
     if (was_idle && !is_idle && !connection->parser.head.complete) {
         connection->since_ms = uv_now(&connection->server->loop);
     }
-    if (connection->state == CONNECTION_ANSWERING && length > 0) {
-        connection_keep_ahead(connection, data, length);
-    }
+    return (size_t)(data - start);
 }
 
 static void connection_read_on(struct connection *connection) {
@@ -156,16 +174,35 @@ static void connection_read_on(struct connection *connection) {
     if (connection->transport.end != 0) server_sweep_soon(connection->server);
 }
 
+static void connection_refuse_cut(struct connection *connection) {
+    char message[160];
+    snprintf(message, sizeof message,
+             "more than %zu bytes of requests came before the answers to those before them; what "
+             "came after was not read: wait for answers, then send it again",
+             http_request_bytes_max(connection->parser.limits));
+    connection_answer_failure(connection, 429, message);
+}
+
 /* Goes on with what was kept while the connection answered or was held. */
 static void connection_resume(struct connection *connection) {
     struct text_buffer ahead = connection->ahead;
-    connection->ahead = (struct text_buffer){0};
+    size_t used = connection->ahead_used;
+    connection->ahead = (struct text_buffer){0}; /* processing may end the connection */
+    connection->ahead_used = 0;
     connection->is_held = connection->is_due = false;
-    if (ahead.length > 0) connection_process(connection, ahead.data, ahead.length);
-    text_free(&ahead);
-    bool is_open =
-        connection->state == CONNECTION_READING || connection->state == CONNECTION_ANSWERING;
-    if (is_open && !connection->is_held && connection->ahead.length <= AHEAD_BYTES_MAX) {
+    if (ahead.length > used) {
+        used += connection_process(connection, ahead.data + used, ahead.length - used);
+    }
+    if (used < ahead.length && (connection->state == CONNECTION_ANSWERING || connection->is_held)) {
+        connection->ahead = ahead;
+        connection->ahead_used = used;
+    } else {
+        text_free(&ahead);
+    }
+    if (connection->state == CONNECTION_READING && !connection->is_held) {
+        if (connection->ahead_is_cut) connection_refuse_cut(connection);
+    }
+    if (connection->state != CONNECTION_CLOSING && !connection->is_held) {
         connection_read_on(connection);
     }
 }
@@ -184,9 +221,8 @@ static void connection_make_due(struct connection *connection) {
 
 /* Neither reads nor parses on until the next turn; or, when the client is behind, until it is no
  * longer, for which it has the send timeout. */
-static void connection_hold(struct connection *connection, const char *data, size_t length) {
+static void connection_hold(struct connection *connection) {
     connection->is_held = true;
-    connection_keep_ahead(connection, data, length);
     transport_read_stop(&connection->transport);
     if (!connection_is_behind(connection)) connection_make_due(connection);
 }
@@ -275,7 +311,7 @@ static void connection_answer_failure(struct connection *connection, int status,
     if (!exchange->server) exchange_reset(connection); /* the head was not complete, or too much */
     connection->state = CONNECTION_ANSWERING;
     struct api_error error;
-    const char *code = status == 503 ? "server_overloaded" : NULL;
+    const char *code = status == 503 || status == 429 ? "server_overloaded" : NULL;
     api_error_set(&error, status, code, NULL, "%s", message);
     error.never_retry = status == 505; /* the same bytes will not do better */
     exchange->allow = ROUTER_METHODS;  /* of a 405 */
@@ -341,17 +377,25 @@ static void on_shut_down(struct transport *transport, int status) {
     if (connection->client_is_done) connection_close(connection);
 }
 
-/* Writes what is queued, says that no more will come, and reads on for a while: closing at once
- * with unread input would reset the connection and could take the answer away from the client. */
+/* Writes what is queued, says that no more will come, and reads on for a while. */
 static void connection_finish(struct connection *connection) {
     if (connection->state == CONNECTION_CLOSING) return;
     connection->state = CONNECTION_LINGERING;
     connection->is_held = connection->is_due = false;
+    connection->ahead_used = 0;
     text_free(&connection->ahead);
     http_parser_free(&connection->parser);
     connection_read_on(connection);
     int result = transport_shut_down(&connection->transport);
     if (result != 0) connection_break(connection, uv_strerror(result));
+}
+
+static void connection_linger(struct connection *connection, size_t length) {
+    connection->heard_at_ms = uv_now(&connection->server->loop);
+    connection->lingered_bytes += length;
+    if (connection->lingered_bytes > LINGER_BYTES_MAX) {
+        connection_break(connection, "it goes on sending what was refused");
+    }
 }
 
 static void on_closed(struct transport *transport) {
@@ -404,17 +448,19 @@ void connection_interrupt_all(struct server *server) {
 
 /* ---- Timeouts -------------------------------------------------------------------------------- */
 
-/* Nobody is told of a client that leaves while its bytes are not read: one has to look. */
-static bool client_hung_up(const struct connection *connection) {
-    const struct transport *transport = &connection->transport;
-    return connection->state == CONNECTION_ANSWERING && !transport->is_reading &&
-           transport_has_ended(transport);
+/* For a body of which so many bytes have come. */
+static double body_limit_s(const struct connection *connection, uint64_t bytes) {
+    return connection->server->settings->body_timeout + (double)bytes / BODY_BYTES_PER_S;
+}
+
+static void connection_time_out(struct connection *connection, const char *message) {
+    connection->was_slow = true;
+    connection_answer_failure(connection, 408, message);
 }
 
 static void sweep_reading(struct connection *connection, double waited_s) {
     const struct serve_settings *settings = connection->server->settings;
     const struct http_parser *parser = &connection->parser;
-    double flowing_s = (double)parser->body_seen / BODY_BYTES_PER_S;
     if (!transport_is_open(&connection->transport)) {
         double limit_s = connection->is_visitor ? VISITOR_S : settings->header_timeout;
         if (waited_s > limit_s) connection_close(connection);
@@ -426,11 +472,22 @@ static void sweep_reading(struct connection *connection, double waited_s) {
         if (waited_s > settings->idle_timeout) connection_close(connection);
     } else if (!parser->head.complete) {
         if (waited_s > settings->header_timeout) {
-            connection_answer_failure(connection, 408, "the request head did not arrive in time");
+            connection_time_out(connection, "the request head did not arrive in time");
         }
-    } else if (waited_s > settings->body_timeout + flowing_s) {
-        connection_answer_failure(connection, 408, "the request body did not arrive in time");
+    } else if (waited_s > body_limit_s(connection, parser->body_seen)) {
+        connection_time_out(connection, "the request body did not arrive in time");
     }
+}
+
+/* Until its answer is out the send timeout counts, not this. */
+static void sweep_lingering(struct connection *connection, uint64_t now_ms, double waited_s) {
+    bool is_sending = now_ms - connection->heard_at_ms <= (uint64_t)(LINGER_S * 1000);
+    double limit_s = body_limit_s(connection, connection->lingered_bytes);
+    if (limit_s > LINGER_LONGEST_S) limit_s = LINGER_LONGEST_S;
+    if (!is_sending || connection->is_visitor || connection->was_slow || limit_s < LINGER_S) {
+        limit_s = LINGER_S;
+    }
+    if (connection->was_shut_down && waited_s > limit_s) connection_close(connection);
 }
 
 /* True while the client takes what is written, or there is nothing to take. */
@@ -448,13 +505,12 @@ static void connection_sweep(struct connection *connection, uint64_t now_ms) {
     double waited_s = (double)(now_ms - connection->since_ms) / 1000;
     transport_deliver_end(&connection->transport);
     if (connection->state == CONNECTION_CLOSING) return;
-    if (connection->is_broken || !client_takes_bytes(connection, now_ms) ||
-        client_hung_up(connection)) {
+    if (connection->is_broken || !client_takes_bytes(connection, now_ms)) {
         connection_close(connection);
     } else if (connection->state == CONNECTION_READING) {
         if (!connection->is_held) sweep_reading(connection, waited_s);
     } else if (connection->state == CONNECTION_LINGERING) {
-        if (connection->was_shut_down && waited_s * 1000 > LINGER_MS) connection_close(connection);
+        sweep_lingering(connection, now_ms, waited_s);
     } else if (connection->state == CONNECTION_ANSWERING) {
         exchange_ping(exchange, now_ms);
     }

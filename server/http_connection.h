@@ -1,15 +1,21 @@
 /* One connection: bytes to requests, answers to bytes, in order, under limits and timeouts.
  *
- * One exchange at a time. Bytes of later requests wait in a bounded buffer while one is answered,
- * so that reading goes on and a client that leaves is noticed at once. Requests that are answered
- * at once come in turns, so that no client keeps the loop to itself, and only while the client
- * takes the answers: nobody can make the server hold more than the high-water mark and one answer.
+ * One exchange at a time. While one is answered, reading goes on: the end of a client comes behind
+ * all that it has sent, so this is the only way to see it. Later requests wait; of their bytes, as
+ * many are kept as the largest request has. Whoever sends more gets the answers to what was kept,
+ * then 429, and the connection's end: what came after was thrown away.
+ *
+ * Requests that are answered at once come in turns, so that no client keeps the loop to itself, and
+ * only while the client takes the answers: nobody can make the server hold more than the high-water
+ * mark and one answer.
  *
  * A client that says that it sends no more (a half-close; under TLS a close_notify) gets the answers
  * that are complete. One that says so while an answer is being made has left: TCP cannot tell a
- * half-close from a closed program, and to go on would compute answers that nobody reads. One end is
- * not seen at once: behind more unread requests than AHEAD_BYTES_MAX and the kernel's buffer hold, by
- * a client that waits for a whole answer; writing that answer, or the next bytes of a stream, tells.
+ * half-close from a closed program, and to go on would compute answers that nobody reads.
+ *
+ * After the last answer what still comes is read and thrown away, for a while: to close with unread
+ * input would reset the connection, and could take the answer away from a client that sends all of
+ * a large body before it reads why that was refused.
  */
 #ifndef FATHOM_HTTP_CONNECTION_H
 #define FATHOM_HTTP_CONNECTION_H
@@ -23,7 +29,7 @@
 enum connection_state {
     CONNECTION_READING,   /* between requests, or inside one */
     CONNECTION_ANSWERING, /* an exchange is under way */
-    CONNECTION_LINGERING, /* the last answer is on its way out; input is thrown away */
+    CONNECTION_LINGERING, /* the last answer is out, or on its way; input is thrown away */
     CONNECTION_CLOSING,   /* libuv has it; freed when that is done */
 };
 
@@ -40,9 +46,14 @@ struct connection {
     bool is_due;         /* held, and its turn is the next */
     bool was_shut_down;  /* our side: everything was sent */
     bool client_is_done; /* its side: no more requests */
+    bool was_slow;       /* a timeout ended its request */
     struct http_parser parser;
     struct exchange exchange;
     struct text_buffer ahead;           /* bytes that came while answering or held */
+    size_t ahead_used;                  /* of these, the first so many are parsed */
+    bool ahead_is_cut;                  /* more came than is kept, and was thrown away */
+    uint64_t lingered_bytes;            /* that came behind the last answer */
+    uint64_t heard_at_ms;               /* when the last of them came */
     uint64_t queued_bytes, taken_bytes; /* that did not fit the socket at once; of these, by now */
     uint64_t taken_at_ms;               /* when the client was last seen to take some */
 };

@@ -30,6 +30,10 @@ void http_parser_next(struct http_parser *parser) {
     http_parser_free(parser);
 }
 
+size_t http_request_bytes_max(const struct http_limits *limits) {
+    return limits->head_bytes + limits->body_bytes + BODY_OVERHEAD_MAX(limits->body_bytes);
+}
+
 bool http_parser_is_idle(const struct http_parser *parser) {
     return parser->head.length == 0;
 }

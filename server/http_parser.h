@@ -41,6 +41,9 @@ enum http_progress http_parser_feed(struct http_parser *parser, const char *data
 /* Forgets the request and waits for the first byte of the next one. */
 void http_parser_next(struct http_parser *parser);
 
+/* Most bytes that a request within the limits can have on the wire. */
+size_t http_request_bytes_max(const struct http_limits *limits);
+
 /* True between requests: not one byte of a next one has come. */
 bool http_parser_is_idle(const struct http_parser *parser);
 

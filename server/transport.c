@@ -1,6 +1,5 @@
 #include "server/transport.h"
 
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -98,13 +97,6 @@ static void on_read(uv_stream_t *stream, ssize_t length, const uv_buf_t *buffer)
 
 const char *transport_failure(const struct transport *transport) {
     return tls_session_failure(transport->tls);
-}
-
-bool transport_has_ended(const struct transport *transport) {
-    struct pollfd watch = {.events = POLLRDHUP};
-    if (transport->end != 0) return true;
-    if (uv_fileno((const uv_handle_t *)&transport->tcp, &watch.fd) != 0) return false;
-    return poll(&watch, 1, 0) > 0;
 }
 
 /* ---- Writing --------------------------------------------------------------------------------- */

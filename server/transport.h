@@ -51,9 +51,6 @@ bool transport_is_open(const struct transport *transport);
 int transport_read_start(struct transport *transport);
 void transport_read_stop(struct transport *transport);
 
-/* While reading is stopped: whether the client has left or sends no more. The end of its input is
- * seen behind bytes that nobody has read, but only if they all fit the kernel's buffer. */
-bool transport_has_ended(const struct transport *transport);
 /* Calls on_read with an end that came while reading was stopped, if it goes on by now. */
 void transport_deliver_end(struct transport *transport);
 

@@ -209,8 +209,8 @@ class Server:
     def fields_lasting(self, seconds):
         """A request that keeps a server with max_sequences=1 busy for about that long."""
         start = time.monotonic()
-        self.complete(n=32, max_tokens=100, ignore_eos=True)
-        choices = int(seconds * 32 / (time.monotonic() - start)) + 1
+        self.complete(n=8, max_tokens=100, ignore_eos=True)
+        choices = int(seconds * 8 / (time.monotonic() - start)) + 1
         prompts = min(choices // 128 + 1, 7)
         n = min(choices // prompts + 1, 128)
         return {"prompt": ["x"] * prompts, "n": n, "max_tokens": 100, "ignore_eos": True}

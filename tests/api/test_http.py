@@ -204,8 +204,8 @@ def test_pipelining(server):
             assert read_response(connection)[2].endswith(b"data: [DONE]\n\n")
 
 
-def test_pipelining_more_than_is_kept(server):
-    """Far more than the bytes kept ahead: reading pauses, nothing is lost."""
+def test_pipelining_many_bytes(server):
+    """Far more than a socket takes at once: nothing is lost."""
     big = POST + length(json.dumps({"prompt": "y " * 20000}).encode())
     count = 40
     with server.connect() as connection:
@@ -222,6 +222,31 @@ def test_pipelining_more_than_is_kept(server):
             except OSError:
                 time.sleep(0.005)
     assert answers.count(b"HTTP/1.1 200 OK") == count
+
+
+def test_pipelining_more_than_is_kept(start_server):
+    """What was kept is answered, then comes 429: whoever sends without end is still read from."""
+    server = start_server(max_sequences=1, max_body="64KiB")
+    blocker = server.connect()
+    blocker.sendall(completion(server, n=128, max_tokens=400))
+    while server.metric("fathom_num_requests_running") == 0:
+        time.sleep(0.01)
+    padded, count = GET + b"A: " + b"x" * 4000 + b"\r\n\r\n", 200
+    with server.connect() as connection:
+        connection.sendall(completion(server, max_tokens=1) + padded * count)
+        for _ in range(2):  # all of it has been read once the loop has come round
+            server.get("/health")
+        blocker.close()
+        assert json.loads(read_response(connection)[2])["usage"]["completion_tokens"] == 1
+        answers = []
+        while answer := read_response(connection):
+            answers.append(answer)
+    assert [status for status, _, _ in answers[:-1]] == [200] * (len(answers) - 1)
+    kept = (32 + 64 + 4 + 64) * 1024  # a head, a body, and what chunks may add to it
+    assert len(answers) - 1 == kept // len(padded) < count
+    status, headers, body = answers[-1]
+    assert (status, headers["retry-after"], headers["connection"]) == (429, "1", "close")
+    assert f"more than {kept} bytes" in json.loads(body)["error"]["message"]
 
 
 def test_expect_continue(server):
@@ -272,6 +297,33 @@ def test_streams_over_http_1_0(server):
     head, _, text = data.partition(b"\r\n\r\n")
     assert b"Transfer-Encoding" not in head and b"Connection: close" in head
     assert text.startswith(b"data: {") and text.endswith(b"data: [DONE]\n\n")
+
+
+def test_refused_body_is_read(server):
+    """A client that sends all of its body, slowly, before it reads why that is refused."""
+    size, piece = 100_000_000, b" " * 1_000_000
+    with server.connect() as connection:
+        connection.sendall(POST + b"Content-Length: %d\r\n\r\n" % size)
+        for _ in range(size // len(piece)):
+            connection.sendall(piece)
+            time.sleep(0.04)
+        status, headers, body = read_response(connection)
+        assert (status, headers["connection"]) == (413, "close")
+        assert f"{size} bytes" in json.loads(body)["error"]["message"]
+        assert read_response(connection) is None
+
+
+@pytest.mark.parametrize("piece, pause", [(b" ", 0.05), (b" " * (1 << 20), 0)], ids=["slow", "endless"])
+def test_refused_body_is_not_read_for_ever(start_server, piece, pause):
+    """Neither a trickle nor a flood keeps the connection for long."""
+    server = start_server(body_timeout=0.5)
+    deadline = time.monotonic() + 60
+    with server.connect() as connection:
+        connection.sendall(POST + b"Content-Length: 99999999999\r\n\r\n")
+        with pytest.raises(OSError):
+            while time.monotonic() < deadline:
+                connection.sendall(piece)
+                time.sleep(pause)
 
 
 def test_timeouts(start_server):
