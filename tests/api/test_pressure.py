@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import pathlib
+import random
 import threading
 import time
 
@@ -89,6 +91,26 @@ def test_bodies_that_nobody_waits_for(start_server):
     start = time.monotonic()
     assert server.post("/tokenize", json={"prompt": "word " * 2000}).status_code == 200
     assert time.monotonic() - start < 10
+
+
+def test_tokenizing_stops_when_the_client_leaves(start_server):
+    """Four that the pool has begun cost less than one that is answered; in processor time, which
+    does not depend on what else the machine does."""
+    def spent():
+        times = pathlib.Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return int(times[11]) + int(times[12])  # of the process, in user and system mode
+
+    server = start_server(log_level="error")
+    word = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz", k=2 << 20))
+    begin = spent()
+    assert server.post("/tokenize", json={"prompt": word}).status_code == 200
+    whole, begin = spent() - begin, spent()
+    for _ in range(4):
+        with server.connect() as connection:
+            connection.sendall(POST + length(json.dumps({"prompt": word}).encode()))
+    # Runs once the pool has a thread for it.
+    assert server.post("/tokenize", json={"prompt": "word " * 2000}).status_code == 200
+    assert spent() - begin < whole
 
 
 def test_too_many_waiting_bodies(start_server):
