@@ -212,10 +212,11 @@ int model_calibrate(struct model *model, const struct calibration *calibration,
     struct depth_table table = {0};
     struct fit fit = {.model = model};
     if (!residual_skips(model->residual)) {
-        return error_set(error, FATHOM_UNSUPPORTED,
-                         "a model with the %s residual runs every sub-layer for every token: it has "
-                         "the tier \"full\" alone and nothing to calibrate; NAG models have gates",
-                         model->info.residual);
+        return error_set(
+            error, FATHOM_UNSUPPORTED,
+            "a model with the %s residual runs every sub-layer for every token: it has "
+            "the tier \"full\" alone and nothing to calibrate; NAG models have gates",
+            model->info.residual);
     }
     int result = check_calibration(calibration, error);
     if (result == 0) result = table_create(model, calibration, &table, error);

@@ -96,7 +96,8 @@ static int open_folder(const char *folder, struct checkpoint *checkpoint, struct
     if (result == 0) result = load_depth(folder, &checkpoint->config, &checkpoint->depth, error);
     if (result == 0) result = load_weights(folder, checkpoint, error);
     for (size_t i = 0; i < checkpoint->place_count && result == 0; i++) {
-        checkpoint->parameters += checkpoint->places[i].entry->elements; /* at most the bytes mapped */
+        checkpoint->parameters +=
+            checkpoint->places[i].entry->elements; /* at most the bytes mapped */
     }
     return result;
 }
@@ -109,7 +110,8 @@ static int open_gguf(const char *path, struct checkpoint *checkpoint, struct err
         result = depth_table_full(2 * checkpoint->config.blocks, &checkpoint->depth, error);
     }
     for (size_t i = 0; i < checkpoint->gguf.tensor_count; i++) {
-        checkpoint->parameters += checkpoint->gguf.tensors[i].elements; /* at most twice the bytes */
+        checkpoint->parameters +=
+            checkpoint->gguf.tensors[i].elements; /* at most twice the bytes */
     }
     if (result != 0) error_prefix(error, "%s", path);
     return result;

@@ -1,4 +1,5 @@
-/* What a checkpoint folder or a GGUF file holds, checked: configuration, tensors by name, depth.json.
+/* What a checkpoint folder or a GGUF file holds, checked: configuration, tensors by name,
+ * depth.json.
  *
  * It is hostile input. Every count, shape, offset and type is checked against limits and
  * against the file sizes before use; an error names the file, the key or tensor, and the limit.

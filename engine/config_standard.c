@@ -67,7 +67,8 @@ static int refuse_settings(const json_t *object, struct error *error) {
     return 0;
 }
 
-/* Keys without which these families mean a constant of their own, never what follows from others. */
+/* Keys without which these families mean a constant of their own, never what follows from
+ * others. */
 static int check_counts(const char *family, const struct config *config, struct error *error) {
     bool is_llama = strcmp(family, "llama") == 0, is_qwen3 = strcmp(family, "qwen3") == 0;
     if (!is_llama && config->kv_heads == 0) {

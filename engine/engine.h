@@ -27,7 +27,7 @@ enum kv_policy { KV_COMPUTE, KV_OMIT };
 struct model_options {
     const char *device;       /* "auto", "cpu", "cuda:N"; NULL is auto */
     const char *isa;          /* NULL: the best instruction set that the processor has */
-    enum weight_type weights; /* auto: the file's where the device multiplies by it fast, else f32 */
+    enum weight_type weights; /* auto: the file's where that is fast on the device, else f32 */
     size_t threads;           /* 0: one per processor */
     size_t max_context;       /* 0: the checkpoint's max_position_embeddings; more is refused */
     size_t max_step_rows;     /* rows of one step, decode and prefill together; 0: 256 */
@@ -93,7 +93,8 @@ struct cost_model {
     size_t ridge;         /* rows from which a skip pays whatever the others do; 0: not reached */
 };
 
-/* Bytes of the KV cache that one sequence of so many tokens takes if none is omitted: whole blocks. */
+/* Bytes of the KV cache that one sequence of so many tokens takes if none is omitted: whole
+ * blocks. */
 static inline size_t model_kv_bytes(const struct model_info *model, size_t tokens) {
     size_t blocks = tokens / model->kv_block_tokens + (tokens % model->kv_block_tokens != 0);
     return blocks * model->kv_groups * model->kv_block_bytes;
@@ -101,7 +102,8 @@ static inline size_t model_kv_bytes(const struct model_info *model, size_t token
 
 struct model;
 
-/* Loads a checkpoint folder or a GGUF file. Can take seconds for a large model; may run on any thread. */
+/* Loads a checkpoint folder or a GGUF file. Can take seconds for a large model; may run on any
+ * thread. */
 int model_load(const char *path, const struct model_options *options, struct model **model,
                struct error *error);
 void model_destroy(struct model *model); /* NULL is allowed */
@@ -111,9 +113,9 @@ size_t model_default_kv_budget(const struct model *model);
 const struct model_info *model_get_info(const struct model *model);
 const struct tokenizer *model_get_tokenizer(const struct model *model);
 
-/* On the first call, which engine_create makes too, reads the times from the cache or measures them,
- * in a few tenths of a second; a large model takes seconds. No engine may be running on the model
- * then. */
+/* On the first call, which engine_create makes too, reads the times from the cache or measures
+ * them, in a few tenths of a second; a large model takes seconds. No engine may be running on the
+ * model then. */
 int model_measure_cost(struct model *model, struct error *error);
 const struct cost_model *model_get_cost(const struct model *model);
 /* One line: from which file they were read or how long it took to measure them, and what was wrong
@@ -143,8 +145,8 @@ void tokenizer_destroy(struct tokenizer *tokenizer); /* NULL is allowed */
 int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t length,
                      bool parse_special, struct token_list *out, struct error *error);
 
-/* The same, given up soon after another thread sets *stop: FATHOM_CANCELLED, and `out` is as it was.
- * `stop` may be NULL. */
+/* The same, given up soon after another thread sets *stop: FATHOM_CANCELLED, and `out` is as it
+ * was. `stop` may be NULL. */
 int tokenizer_encode_until(const struct tokenizer *tokenizer, const char *text, size_t length,
                            bool parse_special, const atomic_bool *stop, struct token_list *out,
                            struct error *error);

@@ -20,7 +20,8 @@ struct batch {
     size_t rows;                                   /* 1..max_step_rows */
     const int32_t *token, *position, *tier, *slot; /* [rows] */
     const int32_t *block_table; /* [kv_groups, slots, blocks_per_slot]: the block of place / 16 */
-    /* Under omit [kv_groups, slots]: places taken by earlier positions. NULL: a place is a position. */
+    /* Under omit [kv_groups, slots]: places taken by earlier positions. NULL: a place is a
+     * position. */
     const int32_t *places;
     size_t slots, blocks_per_slot;
     const int32_t *logit_rows; /* ascending rows whose logits are wanted */

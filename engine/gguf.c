@@ -2,9 +2,7 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
-#include "engine/safetensors.h"
 #include "engine/tensor_format.h"
 
 #define VALUES_MAX     ((size_t)65536)
@@ -39,20 +37,12 @@ static int compare_names(const void *a, const void *b);
 static int compare_offsets(const void *a, const void *b);
 static int refuse_type(const struct gguf_value *value, const char *expected, struct error *error);
 
+static int parse_mapped(const void *bytes, size_t size, void *file, struct error *error) {
+    return gguf_parse(bytes, size, file, error);
+}
+
 int gguf_open(const char *path, struct gguf *file, struct error *error) {
-    void *map;
-    size_t bytes;
-    int result = checkpoint_map_file(path, &map, &bytes, error);
-    if (result != 0) return result;
-    result = gguf_parse(map, bytes, file, error);
-    if (result != 0) {
-        munmap(map, bytes);
-        error_prefix(error, "%s", path);
-        return result;
-    }
-    file->map = map;
-    file->map_bytes = bytes;
-    return 0;
+    return file_map_open(path, parse_mapped, file, &file->map, error);
 }
 
 int gguf_parse(const void *bytes, size_t size, struct gguf *file, struct error *error) {
@@ -102,7 +92,7 @@ int gguf_parse(const void *bytes, size_t size, struct gguf *file, struct error *
 }
 
 void gguf_close(struct gguf *file) {
-    if (file->map) munmap(file->map, file->map_bytes);
+    file_map_close(&file->map);
     free(file->values);
     free(file->tensors);
     memset(file, 0, sizeof *file);

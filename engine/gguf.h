@@ -8,6 +8,7 @@
 #define FATHOM_GGUF_H
 
 #include "engine/checkpoint.h"
+#include "engine/file_map.h"
 
 enum gguf_type {
     GGUF_UINT8,
@@ -54,8 +55,7 @@ struct gguf {
     size_t tensor_count;
     const unsigned char *data;
     size_t data_bytes;
-    void *map; /* NULL when the bytes belong to the caller */
-    size_t map_bytes;
+    struct file_map map; /* none when the bytes belong to the caller */
 };
 
 /* Maps a file. It must not be truncated while it is mapped. */
@@ -80,7 +80,7 @@ int gguf_read_string(const struct gguf *file, const char *key, struct gguf_strin
 /* The string at *at of an array of strings; moves *at behind it. Start with value->data. */
 struct gguf_string gguf_next_string(const unsigned char **at);
 
-/* ---- What a model's file says (gguf_model.c, gguf_tokenizer.c) -------------------------------- */
+/* ---- What a model's file says (gguf_model.c, gguf_tokenizer.c) ------------------------------- */
 
 int gguf_read_config(const struct gguf *file, struct config *config, struct error *error);
 

@@ -87,7 +87,8 @@ static int read_architecture(struct reading *reading) {
         gguf_read_string(reading->file, "general.architecture", &arch, reading->error);
     if (result != 0) return result;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        if (arch.length != strlen(known[i]) || memcmp(arch.bytes, known[i], arch.length) != 0) continue;
+        if (arch.length != strlen(known[i]) || memcmp(arch.bytes, known[i], arch.length) != 0)
+            continue;
         snprintf(reading->arch, sizeof reading->arch, "%s", known[i]);
         return 0;
     }
@@ -113,8 +114,9 @@ static int check_settings(struct reading *reading) {
     int result =
         gguf_read_integer(reading->file, reading->key, 0, INT64_MAX, &experts, reading->error);
     if (result == 0 && experts > 0) {
-        result = error_set(reading->error, FATHOM_UNSUPPORTED, "%s is %lld: experts are not supported",
-                           reading->key, (long long)experts);
+        result =
+            error_set(reading->error, FATHOM_UNSUPPORTED, "%s is %lld: experts are not supported",
+                      reading->key, (long long)experts);
     }
     return result;
 }
@@ -150,7 +152,8 @@ static int read_shape(struct reading *reading, struct config *config) {
     }
     if (result == 0) {
         make_key(reading, "attention.sliding_window");
-        result = gguf_read_integer(reading->file, reading->key, 0, INT64_MAX, &window, reading->error);
+        result =
+            gguf_read_integer(reading->file, reading->key, 0, INT64_MAX, &window, reading->error);
     }
     if (result != 0) return result;
     if (config->heads % config->kv_heads != 0 || config->head_size < 2 ||
@@ -228,7 +231,8 @@ static int read_numbers(struct reading *reading, struct config *config) {
     return 0;
 }
 
-/* Where a chat's turn ends, the text does. Ids are checked against the vocabulary once it is known. */
+/* Where a chat's turn ends, the text does. Ids are checked against the vocabulary once it is
+ * known. */
 static int read_ends(struct reading *reading, struct config *config) {
     static const char *const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
                                        "tokenizer.ggml.eom_token_id"};

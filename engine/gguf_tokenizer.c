@@ -12,15 +12,15 @@
 enum { KIND_NORMAL = 1, KIND_UNKNOWN = 2, KIND_CONTROL = 3, KIND_USER = 4, KIND_LAST = 6 };
 
 #define LLAMA3                                                                                     \
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}{1,3}"            \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}{1,3}"           \
     "| ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+"
 #define QWEN2                                                                                      \
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}"                 \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}"                \
     "| ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+"
 #define TEKKEN                                                                                     \
-    "[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?[\\\\p{Lu}\\\\p{Lt}\\\\p{Lm}\\\\p{Lo}\\\\p{M}]*"                 \
-    "[\\\\p{Ll}\\\\p{Lm}\\\\p{Lo}\\\\p{M}]+|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?"                         \
-    "[\\\\p{Lu}\\\\p{Lt}\\\\p{Lm}\\\\p{Lo}\\\\p{M}]+[\\\\p{Ll}\\\\p{Lm}\\\\p{Lo}\\\\p{M}]*"         \
+    "[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?[\\\\p{Lu}\\\\p{Lt}\\\\p{Lm}\\\\p{Lo}\\\\p{M}]*"                \
+    "[\\\\p{Ll}\\\\p{Lm}\\\\p{Lo}\\\\p{M}]+|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?"                        \
+    "[\\\\p{Lu}\\\\p{Lt}\\\\p{Lm}\\\\p{Lo}\\\\p{M}]+[\\\\p{Ll}\\\\p{Lm}\\\\p{Lo}\\\\p{M}]*"        \
     "|\\\\p{N}| ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n/]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+"
 
 #define BYTE_LEVEL(regex)                                                                          \
@@ -32,8 +32,8 @@ enum { KIND_NORMAL = 1, KIND_UNKNOWN = 2, KIND_CONTROL = 3, KIND_USER = 4, KIND_
              "\"pattern\":{\"Regex\":\"" regex "\"}}",                                             \
              BYTE_LEVEL("false"))
 
-/* tokenizer.ggml.pre: how the family's own tokenizer.json cuts text, and whether a whole word in the
- * vocabulary goes before its merges. */
+/* tokenizer.ggml.pre: how the family's own tokenizer.json cuts text, and whether a whole word in
+ * the vocabulary goes before its merges. */
 static const struct pre {
     const char *name, *json;
     bool nfc, ignore_merges;
@@ -76,7 +76,8 @@ static int write_tokens(const struct source *source, json_t *vocab, json_t *adde
 static int write_merges(const struct source *source, json_t *merges);
 static int read_settings(const struct source *source, struct tokenizer *tokenizer);
 
-int gguf_load_tokenizer(const struct gguf *file, struct tokenizer **tokenizer, struct error *error) {
+int gguf_load_tokenizer(const struct gguf *file, struct tokenizer **tokenizer,
+                        struct error *error) {
     struct source source = {.file = file, .error = error};
     if (!gguf_find(file, "tokenizer.ggml.model")) {
         return error_set(error, FATHOM_NOT_FOUND, "the file has no tokenizer.ggml.model");
@@ -272,8 +273,8 @@ static int write_merges(const struct source *source, json_t *merges) {
 
 static int read_id(const struct source *source, const char *key, int32_t *id) {
     int64_t number = -1;
-    int result = gguf_read_integer(source->file, key, 0, (int64_t)source->tokens->count - 1, &number,
-                                   source->error);
+    int result = gguf_read_integer(source->file, key, 0, (int64_t)source->tokens->count - 1,
+                                   &number, source->error);
     *id = (int32_t)number;
     return result;
 }
@@ -290,7 +291,8 @@ static int read_settings(const struct source *source, struct tokenizer *tokenize
                                 source->error);
     }
     if (result == 0) {
-        result = gguf_read_string(source->file, "tokenizer.chat_template", &template, source->error);
+        result =
+            gguf_read_string(source->file, "tokenizer.chat_template", &template, source->error);
     }
     if (result != 0) return result;
     if (tokenizer->bos < 0) tokenizer->adds_bos = false;

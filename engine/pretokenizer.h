@@ -61,7 +61,7 @@ int pattern_translate(const char *oniguruma, char **pcre2, struct error *error);
 
 #define PATTERN_LENGTH_MAX 8192
 
-/* ---- ASCII without PCRE2 (pretokenizer_ascii.c) ----------------------------------------------- */
+/* ---- ASCII without PCRE2 (pretokenizer_ascii.c) ---------------------------------------------- */
 
 struct ascii_rules;
 

@@ -1,12 +1,7 @@
 #include "engine/safetensors.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "engine/json_field.h"
 
@@ -41,20 +36,12 @@ static int check_overlap(struct safetensors *file, struct error *error);
 static int compare_places(const void *a, const void *b);
 static int compare_names(const void *a, const void *b);
 
+static int parse_mapped(const void *bytes, size_t size, void *file, struct error *error) {
+    return safetensors_parse(bytes, size, file, error);
+}
+
 int safetensors_open(const char *path, struct safetensors *file, struct error *error) {
-    void *map;
-    size_t bytes;
-    int result = checkpoint_map_file(path, &map, &bytes, error);
-    if (result != 0) return result;
-    result = safetensors_parse(map, bytes, file, error);
-    if (result != 0) {
-        munmap(map, bytes);
-        error_prefix(error, "%s", path);
-        return result;
-    }
-    file->map = map;
-    file->map_bytes = bytes;
-    return 0;
+    return file_map_open(path, parse_mapped, file, &file->map, error);
 }
 
 int safetensors_parse(const void *bytes, size_t size, struct safetensors *file,
@@ -90,7 +77,7 @@ int safetensors_parse(const void *bytes, size_t size, struct safetensors *file,
 }
 
 void safetensors_close(struct safetensors *file) {
-    if (file->map) munmap(file->map, file->map_bytes);
+    file_map_close(&file->map);
     free(file->entries);
     free(file->names);
     memset(file, 0, sizeof *file);
@@ -124,32 +111,6 @@ int safetensors_tensor(const struct safetensors *file, const struct safetensors_
                               .bytes = entry->end - entry->begin};
     memcpy(tensor->shape, entry->shape, entry->rank * sizeof *entry->shape);
     return 0;
-}
-
-int checkpoint_map_file(const char *path, void **map, size_t *bytes, struct error *error) {
-    /* Opening a pipe would wait for a writer; a regular file does not mind. */
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (descriptor < 0) {
-        int code = errno == ENOENT ? FATHOM_NOT_FOUND : FATHOM_IO;
-        return error_set(error, code, "cannot open %s: %s", path, strerror(errno));
-    }
-    struct stat status;
-    int result = 0;
-    if (fstat(descriptor, &status) != 0) {
-        result = error_set(error, FATHOM_IO, "cannot read %s: %s", path, strerror(errno));
-    } else if (!S_ISREG(status.st_mode)) {
-        result = error_set(error, FATHOM_INVALID, "%s is not a regular file", path);
-    } else if (status.st_size == 0) { /* cannot be mapped */
-        result = error_set(error, FATHOM_INVALID, "%s is empty", path);
-    } else {
-        *bytes = (size_t)status.st_size;
-        *map = mmap(NULL, *bytes, PROT_READ, MAP_PRIVATE, descriptor, 0);
-        if (*map == MAP_FAILED) {
-            result = error_set(error, FATHOM_IO, "cannot map %s: %s", path, strerror(errno));
-        }
-    }
-    close(descriptor);
-    return result;
 }
 
 static int read_entries(const json_t *header, struct safetensors *file, struct error *error) {

@@ -7,6 +7,7 @@
 #define FATHOM_SAFETENSORS_H
 
 #include "engine/checkpoint.h"
+#include "engine/file_map.h"
 
 #define SAFETENSORS_RANK_MAX 8
 
@@ -25,12 +26,8 @@ struct safetensors {
     char *names;
     const unsigned char *data;
     size_t data_bytes;
-    void *map; /* NULL when the bytes belong to the caller */
-    size_t map_bytes;
+    struct file_map map; /* none when the bytes belong to the caller */
 };
-
-/* Maps a regular file, not empty, of any format; munmap it. */
-int checkpoint_map_file(const char *path, void **map, size_t *bytes, struct error *error);
 
 /* Maps a file. It must not be truncated while it is mapped. */
 int safetensors_open(const char *path, struct safetensors *file, struct error *error);

@@ -33,7 +33,8 @@ static int encode_pretoken(struct encoding *encoding, const char *bytes, size_t 
                         encoding->error);
 }
 
-/* Where a stretch of text stands: behind bytes that are no text, behind an added token, or first. */
+/* Where a stretch of text stands: behind bytes that are no text, behind an added token, or
+ * first. */
 enum place { PLACE_INSIDE, PLACE_BEHIND, PLACE_FIRST };
 
 static int encode_pieces(struct encoding *encoding, const char *text, size_t length,

@@ -260,8 +260,8 @@ static int fill_vocabulary(struct loading *loading) {
     return result;
 }
 
-/* Small vocabularies lack bytes that their training never saw: such a byte is model.unk_token, or is
- * dropped, as by others. Without the printable ones it is no vocabulary of bytes. */
+/* Small vocabularies lack bytes that their training never saw: such a byte is model.unk_token, or
+ * is dropped, as by others. Without the printable ones it is no vocabulary of bytes. */
 static int find_byte_tokens(struct loading *loading) {
     struct tokenizer *tokenizer = loading->tokenizer;
     int missing = -1;

@@ -90,7 +90,7 @@ static size_t merge_short(const struct merge_table *table, int32_t *ids, size_t 
     return count;
 }
 
-/* ---- Long pre-tokens: a linked list of what is left, a heap of its pairs ---------------------- */
+/* ---- Long pre-tokens: a linked list of what is left, a heap of its pairs --------------------- */
 
 #define LINK_END UINT32_MAX
 

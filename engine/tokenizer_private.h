@@ -72,8 +72,8 @@ void merge_table_add(struct merge_table *table, int32_t left, int32_t right, uin
                      int32_t result);
 void merge_table_clear(struct merge_table *table);
 
-/* Merges the tokens of one pre-token, those of `list` from `first` on, in place: repeatedly the pair
- * of lowest rank, leftmost first. O(n log n). FATHOM_CANCELLED soon after *stop is true. */
+/* Merges the tokens of one pre-token, those of `list` from `first` on, in place: repeatedly the
+ * pair of lowest rank, leftmost first. O(n log n). FATHOM_CANCELLED soon after *stop is true. */
 int merge_tokens(const struct merge_table *table, struct token_list *list, size_t first,
                  const atomic_bool *stop, struct error *error);
 
@@ -149,7 +149,7 @@ int text_normalize_nfc(const char *text, size_t length, struct byte_buffer *out,
                        struct error *error);
 int byte_buffer_reserve(struct byte_buffer *buffer, size_t extra, struct error *error);
 
-/* ---- SentencePiece-style pieces (tokenizer_pieces.c) ------------------------------------------ */
+/* ---- SentencePiece-style pieces (tokenizer_pieces.c) ----------------------------------------- */
 
 enum prefix_space { PREFIX_NEVER, PREFIX_FIRST, PREFIX_ALWAYS };
 
@@ -199,7 +199,7 @@ struct tokenizer {
     char *chat_template, *chat_format; /* malloc'd; NULL: none */
 };
 
-/* ---- Loading (tokenizer_load.c) --------------------------------------------------------------- */
+/* ---- Loading (tokenizer_load.c) -------------------------------------------------------------- */
 
 /* Builds a tokenizer from the object in a tokenizer.json. With `scores` (of every id, in place of
  * model.merges) the pair is merged whose result scores highest; ids of scores are below `count`. */

@@ -171,7 +171,7 @@ struct rope {
     const struct row_list *list; /* or NULL: all rows */
     struct buffer *x;            /* activation [.., heads * D] */
     size_t heads, head_size;
-    enum qk_norm norm; /* RMS over the head, epsilon under the root, then times gain if there is one */
+    enum qk_norm norm; /* RMS over the head, epsilon under the root, times gain if there is one */
     float scale;
     const struct buffer
         *table; /* f32 [context, D]: cos in the first D/2 columns, sin in the rest */
@@ -285,7 +285,8 @@ struct kernels {
     size_t (*memory_spare)(const struct device *);
 
     /* Activations: [rows, width] in the type in which the device computes with such weights (as in
-     * matrix_create), or f32 from buffer_create; read_activation converts. Logits are always f32. */
+     * matrix_create), or f32 from buffer_create; read_activation converts. Logits are always
+     * f32. */
     struct buffer *(*activation_create)(struct device *, size_t rows, size_t width,
                                         enum dtype weights, struct error *);
     void (*read_activation)(struct device *, const struct buffer *, size_t first, size_t count,
@@ -358,9 +359,9 @@ struct device_options {
 };
 
 /* Opens a device; close it with device->kernels->close. "auto" is the first CUDA device where the
- * backend, its driver and a device are there, else the CPU. The CUDA backend is a library of its own,
- * libfathom_cuda.so, looked for beside the program and where the system looks; the environment's
- * FATHOM_CUDA_LIBRARY names another file. */
+ * backend, its driver and a device are there, else the CPU. The CUDA backend is a library of its
+ * own, libfathom_cuda.so, looked for beside the program and where the system looks; the
+ * environment's FATHOM_CUDA_LIBRARY names another file. */
 int device_open(const struct device_options *options, struct device **device, struct error *error);
 
 /* The type in which the device multiplies fastest by weights that a file has as `type`, without

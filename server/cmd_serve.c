@@ -149,8 +149,8 @@ int cmd_serve(int argc, char **argv) {
     const struct command command = {
         .name = "serve",
         .usage = "MODEL [flags]",
-        .summary = "Answers completions over HTTP. MODEL is a checkpoint folder or a GGUF file. Sizes take KiB, "
-                   "MiB, GiB.\n"
+        .summary = "Answers completions over HTTP. MODEL is a checkpoint folder or a GGUF file. "
+                   "Sizes take KiB, MiB, GiB.\n"
                    "Every flag can be set in the environment: --kv-budget as FATHOM_KV_BUDGET.",
         .examples = "  fathom serve models/fathom-tiny --port 8080\n"
                     "  curl localhost:8080/v1/completions -H 'Content-Type: application/json' \\\n"

@@ -9,9 +9,9 @@
  * only while the client takes the answers: nobody can make the server hold more than the high-water
  * mark and one answer.
  *
- * A client that says that it sends no more (a half-close; under TLS a close_notify) gets the answers
- * that are complete. One that says so while an answer is being made has left: TCP cannot tell a
- * half-close from a closed program, and to go on would compute answers that nobody reads.
+ * A client that says that it sends no more (a half-close; under TLS a close_notify) gets the
+ * answers that are complete. One that says so while an answer is being made has left: TCP cannot
+ * tell a half-close from a closed program, and to go on would compute answers that nobody reads.
  *
  * After the last answer what still comes is read and thrown away, for a while: to close with unread
  * input would reset the connection, and could take the answer away from a client that sends all of

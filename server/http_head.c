@@ -171,7 +171,8 @@ static int head_parse_request_line(struct http_head *head, const char *line, siz
     return head_parse_target(head, error);
 }
 
-/* Origin form (/path?query), absolute form (http://host/path, https too) or, for OPTIONS, an asterisk. */
+/* Origin form (/path?query), absolute form (http://host/path, https too) or, for OPTIONS, an
+ * asterisk. */
 static int head_parse_target(struct http_head *head, struct error *error) {
     struct http_slice target = http_head_slice(head, head->target);
     if (target.length > HTTP_TARGET_MAX) {

@@ -2,8 +2,8 @@
  *
  * Parsers differ in what they forgive (a bare LF, a folded line, a space before the colon), and a
  * proxy and a server that differ can be made to disagree on where a request ends. So this file
- * forgives nothing of RFC 9112 but empty lines before a request. No sockets here: a pure function of
- * bytes.
+ * forgives nothing of RFC 9112 but empty lines before a request. No sockets here: a pure function
+ * of bytes.
  */
 #ifndef FATHOM_HTTP_HEAD_H
 #define FATHOM_HTTP_HEAD_H

@@ -148,8 +148,9 @@ static void on_loaded(uv_async_t *async) {
     if (point->step_ns > 0) {
         snprintf(skipped, sizeof skipped, ", %.2f with all skipped", point->step_ns / 1e6);
     }
-    log_message(&server->log, LOG_INFO, "a step of one row takes %.2f ms here%s; ridge at %zu rows; %s",
-                step_ns / 1e6, skipped, cost->ridge, model_get_cost_note(server->model));
+    log_message(&server->log, LOG_INFO,
+                "a step of one row takes %.2f ms here%s; ridge at %zu rows; %s", step_ns / 1e6,
+                skipped, cost->ridge, model_get_cost_note(server->model));
     lifecycle->phase = PHASE_READY;
     log_announce(&server->log, "ready");
     service_notify(&server->service, "READY=1");

@@ -3,8 +3,8 @@
  *   loading --model loaded--> ready --signal--> draining --idle or timeout--> stopping
  *      `------------signal or failure------------------------------------------^
  *
- * The listener is open from the first phase on; a second signal goes to stopping from anywhere, which
- * takes seconds at most and hears no further one: the exit code says how it went.
+ * The listener is open from the first phase on; a second signal goes to stopping from anywhere,
+ * which takes seconds at most and hears no further one: the exit code says how it went.
  */
 #ifndef FATHOM_LIFECYCLE_H
 #define FATHOM_LIFECYCLE_H

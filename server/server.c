@@ -201,7 +201,8 @@ void server_close_handles(struct server *server) {
     engine_destroy(server->engine);
     server->engine = NULL;
     uv_walk(&server->loop, close_handle, NULL);
-    /* libuv has just given both back to the system, which would kill: the end is near and orderly. */
+    /* libuv has just given both back to the system, which would kill: the end is near and
+     * orderly. */
     signal(SIGTERM, SIG_IGN);
     signal(SIGINT, SIG_IGN);
 }

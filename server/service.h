@@ -1,8 +1,8 @@
 /* The service manager's side of the process: systemd's protocols, which are a few environment
  * variables and a datagram socket. Without those variables nothing here has an effect.
  *
- *   LISTEN_FDS, LISTEN_PID      the listening socket is descriptor 3, opened by the manager, who keeps
- *                               it across restarts (sd_listen_fds)
+ *   LISTEN_FDS, LISTEN_PID      the listening socket is descriptor 3, opened by the manager, who
+ *                               keeps it across restarts (sd_listen_fds)
  *   NOTIFY_SOCKET               where states are told: READY=1, STOPPING=1 (sd_notify)
  *   WATCHDOG_USEC, WATCHDOG_PID the manager restarts a process that is silent for so long
  *                               (sd_watchdog_enabled)

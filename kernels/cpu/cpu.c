@@ -133,10 +133,11 @@ static int isa_unavailable(const char *isa, struct error *error) {
         snprintf(here + used, sizeof here - used, "%s%s", used ? ", " : "",
                  instruction_sets[i]->name);
     }
-    return error_set(error, FATHOM_UNSUPPORTED,
-                     "instruction set \"%.32s\" cannot be used; choices are avx512bf16, avx512vnni, "
-                     "avx512, avx2 and portable, and this machine has %s",
-                     isa, here);
+    return error_set(
+        error, FATHOM_UNSUPPORTED,
+        "instruction set \"%.32s\" cannot be used; choices are avx512bf16, avx512vnni, "
+        "avx512, avx2 and portable, and this machine has %s",
+        isa, here);
 }
 
 static int isa_choose(const char *isa, const struct primitives **primitives, struct error *error) {

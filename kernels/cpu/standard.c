@@ -1,4 +1,5 @@
-/* Standard models: the state is one vector, to which every sub-layer adds; a norm is before each. */
+/* Standard models: the state is one vector, to which every sub-layer adds; a norm is before
+ * each. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/number.h"
 

@@ -107,7 +107,9 @@ typedef struct {
 typedef vec_int int8_weights;
 typedef __m256i int8_factor;
 
-INLINE vec_int int8_start(int32_t x) { return (vec_int){_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+INLINE vec_int int8_start(int32_t x) {
+    return (vec_int){_mm256_set1_epi32(x), _mm256_set1_epi32(x)};
+}
 INLINE __m256i int8_half(const uint8_t *p, int half) {
     __m256i bytes = _mm256_loadu_si256((const __m256i *)p);
     return half ? _mm256_srli_epi16(bytes, 8) : _mm256_and_si256(bytes, _mm256_set1_epi16(255));

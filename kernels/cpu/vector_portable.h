@@ -11,7 +11,8 @@
  *   vec_sum, vec_largest           fold halves: lane i with i + 8, then + 4, + 2, + 1
  *   vec_load_even, vec_load_odd    of 32 bf16: the even or odd ones
  *
- * GEMM_ROWS, GEMM_PANELS(rows), GEMM_TILES(T, L): the tiles of gemm.inc that fit into the registers.
+ * GEMM_ROWS, GEMM_PANELS(rows), GEMM_TILES(T, L): the tiles of gemm.inc that fit into the
+ * registers.
  *
  * For gemm_int8.inc, sixteen int32 and their factors; INT8_HALVES 1 with an instruction for four
  * bytes, else 2:

@@ -20,7 +20,7 @@
 #define SPLIT_ROWS_MAX 64  /* more rows fill the device without splitting contexts */
 #define PARTIALS_BYTES ((size_t)64 << 20)
 
-/* ---- Tiles of 16 x 16, by one warp ------------------------------------------------------------ */
+/* ---- Tiles of 16 x 16, by one warp ---------------------------------------------------------- */
 
 /* s = q k^T over `depth`; all three in shared memory. */
 static __device__ __forceinline__ void multiply_scores(const __nv_bfloat16 *q,

@@ -6,8 +6,8 @@
 
 struct blas;
 
-/* y = x W^T, all row-major: x [rows, in], w [out, in], y [rows, out]. `second_w` and `second_y`: one
- * more product of the same x and shape, or NULL. Sums are fp32. */
+/* y = x W^T, all row-major: x [rows, in], w [out, in], y [rows, out]. `second_w` and `second_y`:
+ * one more product of the same x and shape, or NULL. Sums are fp32. */
 struct product {
     const void *x, *w, *second_w;
     void *y, *second_y;

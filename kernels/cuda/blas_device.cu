@@ -59,7 +59,8 @@ static void must(cublasStatus_t status, const char *what) {
 }
 
 /* cuBLASLt is column-major: it is asked for Y^T = W X^T. Two products are a batch of two, whose
- * matrices may lie anywhere: the distance between them is the stride, and x has a stride of zero. */
+ * matrices may lie anywhere: the distance between them is the stride, and x has a stride of
+ * zero. */
 struct layouts {
     cublasLtMatmulDescOpaque_t operation;
     cublasLtMatrixLayoutOpaque_t w, x, y;

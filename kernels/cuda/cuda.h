@@ -12,8 +12,8 @@
 #define DRAW_PARTS_MAX 64   /* of a vocabulary */
 #define BOUND_ROWS     256  /* up to here the host does not ask how many rows are on a list */
 
-/* A rotation of q or k that was asked for and not yet done: whoever reads the buffer next does it on
- * the way, which saves a launch and a pass over memory. */
+/* A rotation of q or k that was asked for and not yet done: whoever reads the buffer next does it
+ * on the way, which saves a launch and a pass over memory. */
 struct rotation {
     const int32_t *position, *indices; /* indices NULL: all rows */
     const int32_t *count;              /* of rows, on the device; NULL: `rows` */
@@ -106,8 +106,8 @@ static inline struct cuda_device *cuda_of(struct device *device) {
     return (struct cuda_device *)device;
 }
 
-/* Stops the process with a sentence: operations cannot fail, and after an error of the device nothing
- * that it says can be used. */
+/* Stops the process with a sentence: operations cannot fail, and after an error of the device
+ * nothing that it says can be used. */
 void cuda_must(cudaError_t status, const char *what);
 
 /* More than 48 KiB of shared memory must be asked for. */

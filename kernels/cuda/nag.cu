@@ -2,8 +2,8 @@
  * and the list of rows that run. Formulas: models/nag.md section 1.
  *
  * A block works on one row; where rows are few, several blocks share the gate directions of a row.
- * Each of them computes the new r, which is cheap, and its share of the scores; the block that comes
- * last, when nobody reads the old r any more, writes r and decides. */
+ * Each of them computes the new r, which is cheap, and its share of the scores; the block that
+ * comes last, when nobody reads the old r any more, writes r and decides. */
 #include "kernels/cuda/block.h"
 
 #include <math.h>
@@ -208,7 +208,7 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) end_kern
     if (end.decide.directions) decide_row(end.decide, row, scratch);
 }
 
-/* ---- The list of running rows, and their r side by side --------------------------------------- */
+/* ---- The list of running rows, and their r side by side -------------------------------------- */
 
 struct list {
     struct active rows;

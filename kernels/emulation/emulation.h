@@ -1,5 +1,5 @@
-/* The words of CUDA for a C++ compiler: the .cu files of kernels/cuda compile against this header and run on
- * the CPU, for tests. What it is for is in README.md.
+/* The words of CUDA for a C++ compiler: the .cu files of kernels/cuda compile against this header
+ * and run on the CPU, for tests. What it is for is in README.md.
  *
  * A launch runs its blocks one after another; the threads of a block are fibers that switch at
  * barriers, shuffles and votes only. The order of blocks, of warps and of lanes is drawn from a

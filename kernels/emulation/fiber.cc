@@ -21,8 +21,8 @@
 
 static const size_t GUARD = 4096;
 
-/* Stacks lie whole pages apart, and what is in use of them would share a few lines of the cache: each
- * begins a little lower than the one before. */
+/* Stacks lie whole pages apart, and what is in use of them would share a few lines of the cache:
+ * each begins a little lower than the one before. */
 static size_t stack_top() {
     static size_t made;
     return FIBER_STACK_BYTES - made++ % 16 * 256;

@@ -1,7 +1,7 @@
-/* A NAG of a given shape with random weights, made on a device and stepped as the engine does: time of
- * a step at several row counts and tiers, beside what the device can copy and multiply.
+/* A NAG of a given shape with random weights, made on a device and stepped as the engine does: time
+ * of a step at several row counts and tiers, beside what the device can copy and multiply.
  *
- *   bench_device cuda:0              the shape of an 8 B model; a step is told as if all blocks were
+ *   bench_device cuda:0              the shape of an 8 B model, told as if all blocks were made
  *   bench_device cpu tiny            a small one, to see that it runs
  *
  * Some of the blocks are made, more than any cache holds, and their time is told for all. */

@@ -183,8 +183,9 @@ static void run_end(const struct bench_step *step) {
 }
 
 static void run_rope(const struct bench_step *step) {
-    device->kernels->rope(device, &(struct rope){&step->rows, NULL, step->q, HEADS, HEAD_SIZE,
-                                                 QK_NORM_AFTER_ROPE, 1.2f, step->table, NULL, 1e-6f});
+    device->kernels->rope(device,
+                          &(struct rope){&step->rows, NULL, step->q, HEADS, HEAD_SIZE,
+                                         QK_NORM_AFTER_ROPE, 1.2f, step->table, NULL, 1e-6f});
 }
 
 static void run_append(const struct bench_step *step) {

@@ -13,7 +13,8 @@ static void check_config(const struct config *config) {
     check(config->is_standard == (config->directions == 0));
     check(config->head_size - 1 < 1024 && config->head_size % 2 == 0);
     check(config->kv_heads > 0 && config->heads % config->kv_heads == 0);
-    check(config->bos >= -1 && config->bos < (int64_t)config->vocab && config->eos_count <= EOS_MAX);
+    check(config->bos >= -1 && config->bos < (int64_t)config->vocab &&
+          config->eos_count <= EOS_MAX);
     for (size_t i = 0; i < config->eos_count; i++) {
         check(config->eos[i] >= 0 && config->eos[i] < (int64_t)config->vocab);
     }

@@ -38,7 +38,8 @@ static inline void write_text(const char *name, const char *text) {
     write_file(name, text, strlen(text));
 }
 
-static inline size_t write_tensors(const char *name, const char *header, const void *data, size_t size) {
+static inline size_t write_tensors(const char *name, const char *header, const void *data,
+                                   size_t size) {
     unsigned char bytes[4096];
     uint64_t length = strlen(header);
     assert_true(8 + length + size <= sizeof bytes);
@@ -138,8 +139,8 @@ struct edit {
     const char *part;
 };
 
-static inline void expect_edits_refused(const char *name, const char *text, const struct edit *edits,
-                                 size_t count) {
+static inline void expect_edits_refused(const char *name, const char *text,
+                                        const struct edit *edits, size_t count) {
     for (size_t i = 0; i < count; i++) {
         char edited[4096];
         const char *place = strstr(text, edits[i].from);

@@ -16,7 +16,8 @@ static inline bool is_cpu_tested(void) {
     return strcmp(test_device(), "cpu") == 0;
 }
 
-/* Instruction sets are the CPU's. Other devices take part in a loop over them once, as "portable". */
+/* Instruction sets are the CPU's. Other devices take part in a loop over them once, as
+ * "portable". */
 static inline bool is_isa_tested(const char *isa) {
     return is_cpu_tested() || !isa || strcmp(isa, "portable") == 0;
 }

@@ -1,6 +1,6 @@
 /* The forward pass against the PyTorch reference: logits, mixes, decisions and log-norms of every
- * setting of the format, on every instruction set, by every body, whole and in chunks. Other devices
- * than the CPU are emulated: they get every third or fourth of the combinations. */
+ * setting of the format, on every instruction set, by every body, whole and in chunks. Other
+ * devices than the CPU are emulated: they get every third or fourth of the combinations. */
 #include "golden.h"
 #include "test_device.h"
 

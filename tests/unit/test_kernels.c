@@ -179,8 +179,8 @@ static float rounded_to_f16(float x) {
     return (float)ldexp(nearbyint(ldexp(mantissa, bits)), exponent - bits);
 }
 
-/* Largest of a group of a row; half of a step between codes is at most 0.502 of it / 127, as a scale
- * is rounded up to 8 bits. */
+/* Largest of a group of a row; half of a step between codes is at most 0.502 of it / 127, as a
+ * scale is rounded up to 8 bits. */
 static double largest_of_group(const float *row, size_t in, size_t k) {
     size_t first = k / INT8_GROUP * INT8_GROUP;
     double largest = 0;

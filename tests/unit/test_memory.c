@@ -86,8 +86,8 @@ PLAIN void free(void *block) {
 
 #define MESSAGE_SIZE 600
 
-/* Does the whole thing and undoes it. Returns 0, or says in `message` what went wrong; then *is_memory
- * tells whether that was called by its name. */
+/* Does the whole thing and undoes it. Returns 0, or says in `message` what went wrong; then
+ * *is_memory tells whether that was called by its name. */
 typedef int operation(char message[MESSAGE_SIZE], bool *is_memory);
 
 /* The first 200 places one by one; of thousands in a loop, a sample. */

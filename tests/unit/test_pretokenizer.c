@@ -125,7 +125,7 @@ static void test_every_ascii_pair(void **state) {
     }
 }
 
-/* ---- Giving up -------------------------------------------------------------------------------- */
+/* ---- Giving up ------------------------------------------------------------------------------- */
 
 static void assert_given_up(const char *folder, const char *text, size_t length) {
     struct tokenizer *tokenizer = NULL;

@@ -153,8 +153,7 @@ static void test_round_trip(void **state) {
     tokenizer_destroy(tokenizer);
 }
 
-/* ---- Bytes that are not UTF-8
- * --------------------------------------------------------------------- */
+/* ---- Bytes that are not UTF-8 ---------------------------------------------------------------- */
 
 static void test_random_bytes(void **state) {
     (void)state;
@@ -209,7 +208,7 @@ static void test_invalid_parts(void **state) {
     }
 }
 
-/* ---- Texts made to hang ----------------------------------------------------------------------- */
+/* ---- Texts made to hang ---------------------------------------------------------------------- */
 
 #define LONG_TEXT ((size_t)1 << 20)
 
@@ -260,8 +259,7 @@ static void test_many_marks(void **state) {
     tokenizer_destroy(tokenizer);
 }
 
-/* ---- Threads
- * -------------------------------------------------------------------------------------- */
+/* ---- Threads --------------------------------------------------------------------------------- */
 
 struct work {
     const struct tokenizer *tokenizer;
@@ -302,8 +300,7 @@ static void test_threads(void **state) {
     tokenizer_destroy(tokenizer);
 }
 
-/* ---- Accessors
- * ------------------------------------------------------------------------------------ */
+/* ---- Accessors ------------------------------------------------------------------------------- */
 
 static void test_accessors(void **state) {
     (void)state;
@@ -342,8 +339,7 @@ static void test_accessors(void **state) {
     tokenizer_destroy(NULL);
 }
 
-/* ---- Files
- * ---------------------------------------------------------------------------------------- */
+/* ---- Files ----------------------------------------------------------------------------------- */
 
 /* A folder with the given files (NULL: none); removed by remove_folder. */
 static void make_folder(char folder[64], const json_t *tokenizer, const char *config) {
@@ -568,7 +564,8 @@ static void test_config(void **state) {
         {"{\"add_bos_token\":true}", FATHOM_INVALID, false, false, false, "no bos_token"},
         {"{\"add_bos_token\":\"yes\"}", FATHOM_INVALID, false, false, false, "'add_bos_token'"},
         {"[]", FATHOM_INVALID, false, false, false, "an object is required"},
-        {"{", FATHOM_INVALID, false, false, false, "tokenizer_config.json: not valid JSON at line 1"},
+        {"{", FATHOM_INVALID, false, false, false,
+         "tokenizer_config.json: not valid JSON at line 1"},
     };
     json_t *json = read_json(REFERENCE "/nfc/tokenizer.json");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -1,0 +1,23 @@
+/* A file mapped into memory and read where it lies. Private to the checkpoint. */
+#ifndef FATHOM_FILE_MAP_H
+#define FATHOM_FILE_MAP_H
+
+#include "base/base.h"
+
+/* Zero-filled is none. */
+struct file_map {
+    void *bytes;
+    size_t size;
+};
+
+/* Fills `file` from bytes that stay where they are; on failure there is nothing to undo. */
+typedef int file_parser(const void *bytes, size_t size, void *file, struct error *error);
+
+/* Maps a regular file that is not empty, of any format, and has it parsed. *map is to be closed
+ * with what `parse` has filled; on failure nothing is left of either, and the error names the path.
+ * The file must not be truncated while it is mapped. */
+int file_map_open(const char *path, file_parser *parse, void *file, struct file_map *map,
+                  struct error *error);
+void file_map_close(struct file_map *map);
+
+#endif
