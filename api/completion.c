@@ -3,7 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void write_prefix(struct completion *completion, const char *id, int64_t created) {
+#include "api/fields.h"
+
+/* What every answer and every chunk begins with. */
+static void make_prefix(struct completion *completion, const char *id, int64_t created) {
     const struct api_context *context = completion->context;
     const struct completion_request *request = completion->request;
     const char *tier = context->model->tiers[request->tier].name;
@@ -38,12 +41,12 @@ int completion_create(const struct api_context *context, const struct completion
                       struct completion **completion, struct api_error *error) {
     size_t count = request->prompt_count * request->choices_per_prompt; /* at most 2^15 */
     struct completion *made = calloc(1, sizeof *made + count * sizeof *made->choices);
-    if (!made) return api_error_set(error, 500, NULL, NULL, "no memory for this request");
+    if (!made) return refuse_no_memory(error);
     made->context = context;
     made->request = request;
     made->seed = request->has_seed ? request->sampling.seed : random_seed;
     made->choice_count = count;
-    write_prefix(made, id, created);
+    make_prefix(made, id, created);
     bool failed = made->prefix.failed;
     for (size_t i = 0; i < count; i++) {
         choice_init(&made->choices[i], request, &request->prompts[i / request->choices_per_prompt],
@@ -52,7 +55,7 @@ int completion_create(const struct api_context *context, const struct completion
     }
     if (failed) {
         completion_destroy(made);
-        return api_error_set(error, 500, NULL, NULL, "no memory for this request");
+        return refuse_no_memory(error);
     }
     *completion = made;
     return 0;

@@ -28,8 +28,10 @@ static int read_stop_tokens(const json_t *body, size_t vocab, struct completion_
                             struct api_error *error);
 static int read_output(const json_t *body, struct completion_request *request,
                        struct api_error *error);
-static int read_chat_output(const json_t *body, struct completion_request *request,
-                            struct api_error *error);
+static int read_logprobs(const json_t *body, struct completion_request *request,
+                         struct api_error *error);
+static int read_chat_logprobs(const json_t *body, struct completion_request *request,
+                              struct api_error *error);
 static int read_stream(const json_t *body, struct completion_request *request,
                        struct api_error *error);
 
@@ -42,7 +44,8 @@ static int read_body(const struct api_context *context, const json_t *body,
     if (!result) {
         result = read_model_and_tier(context, body, quality_header, request, error);
     }
-    if (!result) result = (is_chat ? read_chat_output : read_output)(body, request, error);
+    if (!result) result = (is_chat ? read_chat_logprobs : read_logprobs)(body, request, error);
+    if (!result) result = read_output(body, request, error);
     if (!result) result = read_lengths(body, request, error);
     if (!result) result = (is_chat ? messages_read : prompts_read)(context, body, request, error);
     if (!result) result = read_counts(context, body, request, error);
@@ -357,32 +360,32 @@ static int read_cache_salt(const json_t *body, struct completion_request *reques
 
 static int read_output(const json_t *body, struct completion_request *request,
                        struct api_error *error) {
-    int64_t logprobs = -1;
-    int result = field_read_integer(body, "logprobs", 0, TOP_LOGPROBS_MAX, &logprobs, error);
-    if (!result) result = field_read_bool(body, "echo", &request->echo, error);
-    if (!result) result = field_read_bool(body, "return_depth", &request->return_depth, error);
-    if (!result) result = read_cache_salt(body, request, error);
-    request->top_logprobs = (int32_t)logprobs;
     request->service_tier = field_get(body, "service_tier") != NULL;
-    return result;
+    int result = field_read_bool(body, "return_depth", &request->return_depth, error);
+    return result ? result : read_cache_salt(body, request, error);
 }
 
-static int read_chat_output(const json_t *body, struct completion_request *request,
-                            struct api_error *error) {
+static int read_logprobs(const json_t *body, struct completion_request *request,
+                         struct api_error *error) {
+    int64_t logprobs = -1;
+    int result = field_read_integer(body, "logprobs", 0, TOP_LOGPROBS_MAX, &logprobs, error);
+    request->top_logprobs = (int32_t)logprobs;
+    return result ? result : field_read_bool(body, "echo", &request->echo, error);
+}
+
+static int read_chat_logprobs(const json_t *body, struct completion_request *request,
+                              struct api_error *error) {
     bool logprobs = false;
     int64_t top = 0;
     int result = field_read_bool(body, "logprobs", &logprobs, error);
     if (!result) {
         result = field_read_integer(body, "top_logprobs", 0, TOP_LOGPROBS_MAX, &top, error);
     }
-    if (!result) result = field_read_bool(body, "return_depth", &request->return_depth, error);
-    if (!result) result = read_cache_salt(body, request, error);
     if (!result && !logprobs && field_get(body, "top_logprobs")) {
         return api_error_set(error, 400, NULL, "top_logprobs",
                              "top_logprobs may be given only with logprobs: true");
     }
     request->top_logprobs = logprobs ? (int32_t)top : -1;
-    request->service_tier = field_get(body, "service_tier") != NULL;
     return result;
 }
 

@@ -100,13 +100,18 @@ void exchange_answer(struct exchange *exchange, int status, const char *content_
     exchange_end(exchange);
 }
 
-void exchange_answer_json(struct exchange *exchange, struct text_buffer *body) {
+void exchange_answer_text(struct exchange *exchange, const char *content_type,
+                          struct text_buffer *body) {
     if (body->failed) {
         exchange_answer_no_memory(exchange);
     } else {
-        exchange_answer(exchange, 200, "application/json", body->data, body->length);
+        exchange_answer(exchange, 200, content_type, body->data, body->length);
     }
     text_free(body);
+}
+
+void exchange_answer_json(struct exchange *exchange, struct text_buffer *body) {
+    exchange_answer_text(exchange, "application/json", body);
 }
 
 void exchange_answer_error(struct exchange *exchange, const struct api_error *error) {

@@ -60,6 +60,8 @@ char *exchange_take_body(struct exchange *exchange, size_t *length);
 void exchange_answer(struct exchange *exchange, int status, const char *content_type,
                      const char *body, size_t length);
 /* 200 with a body that is freed; 500 when it could not be built. */
+void exchange_answer_text(struct exchange *exchange, const char *content_type,
+                          struct text_buffer *body);
 void exchange_answer_json(struct exchange *exchange, struct text_buffer *body);
 void exchange_answer_error(struct exchange *exchange, const struct api_error *error);
 void exchange_answer_no_memory(struct exchange *exchange); /* 500 */

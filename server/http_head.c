@@ -124,20 +124,25 @@ static bool is_digit(char character) {
     return character >= '0' && character <= '9';
 }
 
-/* method SP target SP "HTTP/" digit "." digit, with single spaces. */
-static int head_parse_request_line(struct http_head *head, const char *line, size_t length,
-                                   struct error *error) {
+static enum http_method find_method(struct http_slice name) {
     static const struct {
         const char *name;
         enum http_method method;
-    } methods[] = {{"GET", HTTP_METHOD_GET},
-                   {"HEAD", HTTP_METHOD_HEAD},
-                   {"POST", HTTP_METHOD_POST},
-                   {"OPTIONS", HTTP_METHOD_OPTIONS},
-                 {"PUT", HTTP_METHOD_OTHER},
-                 {"DELETE", HTTP_METHOD_OTHER},
-                 {"PATCH", HTTP_METHOD_OTHER},
-                 {"TRACE", HTTP_METHOD_OTHER}};
+    } methods[] = {
+        {"GET", HTTP_METHOD_GET},     {"HEAD", HTTP_METHOD_HEAD},
+        {"POST", HTTP_METHOD_POST},   {"OPTIONS", HTTP_METHOD_OPTIONS},
+        {"PUT", HTTP_METHOD_OTHER},   {"DELETE", HTTP_METHOD_OTHER},
+        {"PATCH", HTTP_METHOD_OTHER}, {"TRACE", HTTP_METHOD_OTHER},
+    };
+    for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
+        if (http_slice_equals(name, methods[i].name)) return methods[i].method;
+    }
+    return HTTP_METHOD_UNKNOWN;
+}
+
+/* method SP target SP "HTTP/" digit "." digit, with single spaces. */
+static int head_parse_request_line(struct http_head *head, const char *line, size_t length,
+                                   struct error *error) {
     size_t method_length = 0;
     while (method_length < length && http_is_token_character((unsigned char)line[method_length])) {
         method_length++;
@@ -145,12 +150,7 @@ static int head_parse_request_line(struct http_head *head, const char *line, siz
     if (method_length == 0 || method_length == length || line[method_length] != ' ') {
         return head_fail(error, 400, "the request line does not start with a method");
     }
-    head->method = HTTP_METHOD_UNKNOWN;
-    for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
-        struct http_slice method = {line, method_length};
-        if (http_slice_equals(method, methods[i].name)) head->method = methods[i].method;
-    }
-
+    head->method = find_method((struct http_slice){line, method_length});
     head->method_name = head_span(head, line, method_length);
     const char *target = line + method_length + 1, *end = line + length;
     const char *target_end = memchr(target, ' ', (size_t)(end - target));

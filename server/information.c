@@ -82,13 +82,7 @@ void ready_handle(struct exchange *exchange) {
 void metrics_handle(struct exchange *exchange) {
     struct text_buffer body = {0};
     metrics_write(exchange->server, &body);
-    if (body.failed) {
-        exchange_answer_json(exchange, &body); /* says that memory ran out */
-        return;
-    }
-    exchange_answer(exchange, 200, "text/plain; version=0.0.4; charset=utf-8", body.data,
-                    body.length);
-    text_free(&body);
+    exchange_answer_text(exchange, "text/plain; version=0.0.4; charset=utf-8", &body);
 }
 
 static void write_step(const struct step_record *step, const struct model_info *model,
@@ -124,8 +118,11 @@ void steps_handle(struct exchange *exchange) {
         return;
     }
     struct step_record *steps = calloc(capacity, sizeof *steps);
-    size_t count = steps ? engine_get_steps(server->engine, steps, capacity) : 0;
-    if (!steps) body.failed = true;
+    if (!steps) {
+        exchange_answer_no_memory(exchange);
+        return;
+    }
+    size_t count = engine_get_steps(server->engine, steps, capacity);
     text_append_string(&body, "{\"steps\":[");
     for (size_t i = 0; i < count; i++) {
         if (i > 0) text_append_string(&body, ",");
@@ -133,7 +130,7 @@ void steps_handle(struct exchange *exchange) {
     }
     text_append_string(&body, "]}");
     free(steps);
-    exchange_answer_json(exchange, &body); /* says so if memory ran out */
+    exchange_answer_json(exchange, &body);
 }
 
 void version_handle(struct exchange *exchange) {

@@ -117,19 +117,7 @@ static int lifecycle_adopt(struct server *server, struct error *error) {
     return find_tiers(server, error);
 }
 
-static void on_loaded(uv_async_t *async) {
-    struct server *server = async->data;
-    struct lifecycle *lifecycle = &server->lifecycle;
-    struct error error;
-    if (!lifecycle->loader_running) return;
-    uv_thread_join(&lifecycle->loader.thread);
-    lifecycle->loader_running = false;
-    int result = lifecycle_adopt(server, &error);
-    if (result != 0) {
-        log_message(&server->log, LOG_ERROR, "%s", error.message);
-        lifecycle_stop(server, 1);
-        return;
-    }
+static void log_model(struct server *server) {
     const struct model_info *info = model_get_info(server->model);
     struct engine_stats stats;
     engine_get_stats(server->engine, &stats);
@@ -151,6 +139,22 @@ static void on_loaded(uv_async_t *async) {
     log_message(&server->log, LOG_INFO,
                 "a step of one row takes %.2f ms here%s; ridge at %zu rows; %s", step_ns / 1e6,
                 skipped, cost->ridge, model_get_cost_note(server->model));
+}
+
+static void on_loaded(uv_async_t *async) {
+    struct server *server = async->data;
+    struct lifecycle *lifecycle = &server->lifecycle;
+    struct error error;
+    if (!lifecycle->loader_running) return;
+    uv_thread_join(&lifecycle->loader.thread);
+    lifecycle->loader_running = false;
+    int result = lifecycle_adopt(server, &error);
+    if (result != 0) {
+        log_message(&server->log, LOG_ERROR, "%s", error.message);
+        lifecycle_stop(server, 1);
+        return;
+    }
+    log_model(server);
     lifecycle->phase = PHASE_READY;
     log_announce(&server->log, "ready");
     service_notify(&server->service, "READY=1");

@@ -35,11 +35,6 @@ void page_handle(struct exchange *exchange) {
              "Cache-Control: no-store\r\n",
              nonce, nonce);
     page_write(nonce, &body);
-    if (body.failed) {
-        exchange_answer_json(exchange, &body); /* says that memory ran out */
-        return;
-    }
     exchange->more_fields = fields;
-    exchange_answer(exchange, 200, "text/html; charset=utf-8", body.data, body.length);
-    text_free(&body);
+    exchange_answer_text(exchange, "text/html; charset=utf-8", &body);
 }

@@ -29,8 +29,9 @@ void server_wake(void *context) {
 
 static void watch_loop(struct server *server) {
     uint64_t now_ns = time_now_ns(), due_ns = server->sweep_due_ns;
-    if (due_ns)
+    if (due_ns) {
         histogram_observe_ns(&server->metrics.loop_lag, now_ns > due_ns ? now_ns - due_ns : 0);
+    }
     server->sweep_due_ns = now_ns + (uint64_t)SWEEP_MS * 1000000;
 }
 
@@ -174,15 +175,13 @@ static int server_open(struct server *server, struct error *error) {
     server->started_at = (int64_t)time(NULL);
     server->context.served_name = settings->served_name ? settings->served_name : "";
     metrics_init(&server->metrics);
-    signal(SIGPIPE,
-           SIG_IGN); /* a client that left is an error of write, not the end of the process */
+    signal(SIGPIPE, SIG_IGN); /* a client that left is an error of write, not our end */
     raise_descriptor_limit(server);
     result = uv_loop_init(&server->loop);
     if (result == 0) {
         server->listener.data = server->sweep.data = server->engine_wakeup.data = server;
         server->turn.data = server;
-        uv_tcp_init(&server->loop,
-                    &server->listener); /* these three cannot fail: no descriptor yet */
+        uv_tcp_init(&server->loop, &server->listener); /* these three cannot fail: no descriptor */
         uv_timer_init(&server->loop, &server->sweep);
         uv_idle_init(&server->loop, &server->turn);
         result = uv_async_init(&server->loop, &server->engine_wakeup, on_engine_wakeup);

@@ -2,7 +2,7 @@
  *
  * Everything in struct server belongs to the loop thread, but for `lifecycle.loader` while it loads
  * (its thread writes `log` too).
- * */
+ */
 #ifndef FATHOM_SERVER_H
 #define FATHOM_SERVER_H
 
@@ -52,8 +52,8 @@ struct server {
     struct metrics metrics;
     int64_t started_at; /* Unix seconds */
 
-    char read_buffer
-        [TRANSPORT_READ_BYTES]; /* shared: what is read is handled before the next read */
+    /* Shared: what is read is handled before the next read. */
+    char read_buffer[TRANSPORT_READ_BYTES];
     struct engine_event events[EVENT_BATCH];
 };
 
