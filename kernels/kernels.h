@@ -188,7 +188,8 @@ struct kv_layer {
     enum dtype type;
 };
 
-/* Stores K and V of rows at their position. With `list`, row i of k and v belongs to row list[i]. */
+/* Stores K and V of rows at their position. With `list`, row i of k and v belongs to row
+ * list[i]. */
 struct kv_append {
     const struct step_rows *step;
     const struct kv_layer *kv;
@@ -196,8 +197,8 @@ struct kv_append {
     const struct row_list *list; /* or NULL: all rows */
 };
 
-/* Softmax attention of each listed row over positions 0..its own, scores scaled by 1/sqrt(D). Query head h reads key/value head h / (H / G). Row i of q and out is the
- * step's row i, or list[i]. */
+/* Softmax attention of each listed row over positions 0..its own, scores scaled by 1/sqrt(D). Query
+ * head h reads key/value head h / (H / G). Row i of q and out is the step's row i, or list[i]. */
 struct attention {
     const struct step_rows *step;
     const struct kv_layer *kv;

@@ -166,8 +166,8 @@ static int server_open(struct server *server, struct error *error) {
             api_keys_load(&server->keys, settings->api_key_file, getenv("FATHOM_API_KEY"), error);
     }
     if (result == 0 && settings->tls_certificate) {
-        result =
-            tls_server_context_create(settings->tls_certificate, settings->tls_key, &server->tls, error);
+        result = tls_server_context_create(settings->tls_certificate, settings->tls_key,
+                                           &server->tls, error);
     }
     if (result != 0) return result;
     server->log.format = settings->log_format;

@@ -1,8 +1,8 @@
 /* TLS, either side, as a function of bytes: what came from the peer goes in, what the peer said and
  * what must be sent to it come out. No sockets here, no clocks.
  *
- * TLS 1.2 and 1.3, no renegotiation, no client certificates; ALPN chooses http/1.1. One thread only:
- * all sessions of a context share its two buffers, so that an idle session keeps none.
+ * TLS 1.2 and 1.3, no renegotiation, no client certificates; ALPN chooses http/1.1. One thread
+ * only: all sessions of a context share its two buffers, so that an idle session keeps none.
  */
 #ifndef FATHOM_TLS_H
 #define FATHOM_TLS_H

@@ -1,5 +1,5 @@
-/* The paged K/V cache as the device sees it, and the rotation that q and k wait for: shared by those
- * who write the cache and those who read it.
+/* The paged K/V cache as the device sees it, and the rotation that q and k wait for: shared by
+ * those who write the cache and those who read it.
  *
  * A block of the cache holds 16 positions of all layers: per layer and key/value head K as [16][D],
  * then V as [16][D]. */
@@ -27,8 +27,8 @@ struct places {
 struct layout layout_of(const struct kv_layer *kv);
 struct places places_of(const struct cuda_device *cuda, const struct step_rows *step);
 
-/* The rotation that waits for `buffer`, for an operation over `rows` that will do it on the way; one
- * of other rows is done at once. `table` NULL: none. */
+/* The rotation that waits for `buffer`, for an operation over `rows` that will do it on the way;
+ * one of other rows is done at once. `table` NULL: none. */
 struct rotation take_rotation(struct cuda_device *cuda, const struct buffer *buffer,
                               struct active rows, size_t head_size);
 
