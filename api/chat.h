@@ -82,6 +82,10 @@ struct chat_dialect {
 int chat_dialect_find(const struct api_context *context, struct chat_dialect *dialect,
                       struct api_error *error);
 
+/* The format, where --chat-format or the model's files say one that is known; else NULL: the model
+ * has most likely not been taught to chat. */
+const char *chat_format_stated(const struct api_context *context);
+
 /* ---- Templates (chat_template.c) ------------------------------------------------------------- */
 
 /* The template in normal form, NUL-terminated: no comments, no white space in code, strings in

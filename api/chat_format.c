@@ -142,3 +142,15 @@ int chat_dialect_find(const struct api_context *context, struct chat_dialect *di
     dialect->adds_bos = dialect->format->begins_with_bos || tokenizer_adds_bos(tokenizer);
     return 0;
 }
+
+const char *chat_format_stated(const struct api_context *context) {
+    const struct tokenizer *tokenizer = context->tokenizer;
+    struct chat_dialect dialect;
+    struct api_error error;
+    if (!context->chat_format && !tokenizer_chat_format(tokenizer) &&
+        !tokenizer_chat_template(tokenizer))
+        return NULL;
+    if (chat_dialect_find(context, &dialect, &error) != 0) return NULL;
+    free(dialect.system);
+    return dialect.format->name;
+}

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "api/chat.h"
+
 static bool is_name(const char *text, size_t length, const char *name) {
     return strlen(name) == length && memcmp(text, name, length) == 0;
 }
@@ -53,6 +55,15 @@ static void write_figure(const char *name, double value, struct text_buffer *out
     }
 }
 
+static void write_or_null(const char *name, const char *value, struct text_buffer *out) {
+    text_append_format(out, "\"%s\":", name);
+    if (value) {
+        text_append_json(out, value, strlen(value));
+    } else {
+        text_append_string(out, "null");
+    }
+}
+
 static void write_tier(const struct tier_info *tier, struct text_buffer *out) {
     text_append_string(out, "{\"name\":");
     text_append_json(out, tier->name, strlen(tier->name));
@@ -94,6 +105,8 @@ static void write_model_object(const struct api_context *context, struct text_bu
     text_append_json(out, model->weights, strlen(model->weights));
     text_append_string(out, ",\"device\":");
     text_append_json(out, model->device, strlen(model->device));
+    text_append_string(out, ",");
+    write_or_null("chat_format", chat_format_stated(context), out);
     text_append_string(out, ",\"default_quality\":");
     const char *tier = model->tiers[context->default_tier].name;
     text_append_json(out, tier, strlen(tier));
@@ -122,15 +135,6 @@ int model_write(const struct api_context *context, const char *id, struct text_b
     }
     write_model_object(context, out);
     return 0;
-}
-
-static void write_or_null(const char *name, const char *value, struct text_buffer *out) {
-    text_append_format(out, "\"%s\":", name);
-    if (value) {
-        text_append_json(out, value, strlen(value));
-    } else {
-        text_append_string(out, "null");
-    }
 }
 
 void version_write(const struct version_info *info, struct text_buffer *out) {

@@ -235,6 +235,85 @@ def test_by_keyboard_alone(server, open_page):
     expect(page.locator(".token.chosen")).to_have_count(1)
 
 
+# ---- Chat, where the model has a format for it ----------------------------------------------------
+
+
+def message_box(page):
+    return page.get_by_label("Message, answered")
+
+
+def wait_answered(page):
+    expect(page.get_by_role("button", name="Send")).to_be_enabled(timeout=30000)
+
+
+def test_no_chat_without_a_format(server, open_page):
+    page = open_page(server)
+    expect(page.get_by_role("button", name="Write")).to_be_enabled()
+    assert server.model["fathom"]["chat_format"] is None
+    expect(page.locator("#chat")).to_be_hidden()
+
+
+def test_a_chat_is_what_the_server_answers(start_server, open_page):
+    server = start_server(chat_format="plain")
+    assert server.model["fathom"]["chat_format"] == "plain"
+    page = open_page(server)
+    page.get_by_label("Tokens", exact=True).fill("20")
+    messages = []
+    for text in ("Who keeps the light?", "<b>And</b> who\nelse?"):
+        message_box(page).fill(text)
+        message_box(page).press("Enter")
+        wait_answered(page)
+        messages.append({"role": "user", "content": text})
+        answer = server.post("/v1/chat/completions", json={
+            "model": server.model_id, "messages": messages, "max_tokens": 20, "temperature": 0.8,
+            "seed": 7}).json()["choices"][0]["message"]
+        messages.append({"role": "assistant", "content": answer["content"]})
+        turns = page.locator(".turn").evaluate_all("all => all.map(one => one.textContent)")
+        assert turns == [message["content"] for message in messages]
+    assert page.locator("#talk b").count() == 0 and page.locator("#talk .token").count() > 2
+    expect(message_box(page)).to_be_focused()
+    expect(message_box(page)).to_have_value("")
+    assert page.locator(".lane").count() == 0
+    page.get_by_role("button", name="New chat").click()
+    assert page.locator(".turn").count() == 0
+
+
+def test_chat_keys(start_server, open_page):
+    page = open_page(start_server(chat_format="plain"))
+    page.get_by_label("Tokens", exact=True).fill("5")
+    message_box(page).press_sequentially("one")
+    message_box(page).press("Shift+Enter")
+    message_box(page).press_sequentially("two")
+    expect(message_box(page)).to_have_value("one\ntwo")
+    message_box(page).press("Control+Enter")
+    wait_answered(page)
+    assert page.locator(".turn.user").evaluate("one => one.textContent") == "one\ntwo"
+    assert page.locator(".turn").count() == 2 and page.locator(".lane").count() == 0
+
+
+def test_a_chat_can_be_stopped(start_server, open_page):
+    server = start_server(kv_budget="256MiB", chat_format="plain")
+    page = open_page(server)
+    page.get_by_label("Tokens", exact=True).fill("400")
+    with busy(server):
+        page.evaluate(STOP_AT_FIVE, "escape")
+        message_box(page).fill("Tell me of the sea.")
+        message_box(page).press("Enter")
+        wait_answered(page)
+        assert 3 < page.locator("#talk .token").count() < 400
+        assert page.locator(".turn").count() == 2
+        expect(page.locator("#problem")).to_be_hidden()
+
+
+def test_a_chat_that_is_refused_is_asked_again(start_server, open_page):
+    page = open_page(start_server(chat_format="plain"), expected=["status of 400"])
+    message_box(page).fill("word " * 600)
+    message_box(page).press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("context_length_exceeded")
+    expect(message_box(page)).to_have_value("word " * 600)
+    assert page.locator(".turn").count() == 0
+
+
 # ---- What goes wrong ------------------------------------------------------------------------------
 
 

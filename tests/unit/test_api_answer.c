@@ -417,6 +417,7 @@ static void test_models(void **state) {
     assert_string_equal(test_string(ours, "residual"), "nag");
     assert_int_equal(integer_of(ours, "context_length"), TEST_CONTEXT);
     assert_int_equal(integer_of(ours, "kv_bytes_per_token"), 3072);
+    assert_true(json_is_null(json_object_get(ours, "chat_format")));
     assert_string_equal(test_string(ours, "default_quality"), "full");
     assert_int_equal(json_array_size(tiers), 4);
     assert_string_equal(test_string(json_array_get(tiers, 2), "name"), "balanced");
