@@ -2,13 +2,30 @@
 
 PACKAGES="gcc cmake ninja-build pkg-config libuv1-dev libjansson-dev node-llhttp libpcre2-dev libutf8proc-dev libxxhash-dev libssl-dev libcmocka-dev"
 
+# Ubuntu 22.04 packages no llhttp: its sources then come from the package of 24.04, which is for every machine.
+LLHTTP_URL="http://archive.ubuntu.com/ubuntu/pool/universe/n/node-undici/node-llhttp_9.1.3~5.26.3+dfsg1+~cs23.10.12-2_all.deb"
+LLHTTP_SHA256=344c5028544e0276656f46cbda5d3d03804684922bff4294cd95ea386d52b030
+
 say() { printf '== %s\n' "$*" >&2; }
 die() { printf '== %s\n' "$*" >&2; exit 1; }
+
+# Unpacks llhttp's sources into build/llhttp, where build() finds them.
+fetch_llhttp() {
+    [ -e build/llhttp/usr/share/llhttp/llhttp.c ] && return 0
+    say "fetching node-llhttp of Ubuntu 24.04"
+    /usr/lib/apt/apt-helper download-file "$LLHTTP_URL" build/llhttp.deb "SHA256:$LLHTTP_SHA256" >"$LOG" 2>&1 ||
+        die "could not fetch $LLHTTP_URL; see $LOG"
+    dpkg-deb -x build/llhttp.deb build/llhttp
+}
 
 # Installs the named Debian packages that are missing, as root or with sudo.
 install_packages() {
     local missing="" package
     for package in "$@"; do
+        if [ "$package" = node-llhttp ] && [ "$ID-$VERSION_ID" = ubuntu-22.04 ]; then
+            fetch_llhttp
+            continue
+        fi
         dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
     done
     [ -n "$missing" ] || return 0
@@ -32,9 +49,12 @@ build() {
     local folder=$1
     shift
     say "building in $folder"
+    [ ! -d build/llhttp ] || set -- "$@" -DCMAKE_PREFIX_PATH="$PWD/build/llhttp/usr"
     cmake -S . -B "$folder" -G Ninja "$@" >"$LOG" 2>&1 || { tail -n 30 "$LOG" >&2; die "cmake failed; see $LOG"; }
     cmake --build "$folder" >"$LOG" 2>&1 || { tail -n 60 "$LOG" >&2; die "the build failed; see $LOG"; }
 }
 
+ID="" VERSION_ID=""
+[ ! -e /etc/os-release ] || . /etc/os-release
 mkdir -p build
 LOG=$PWD/build/prepare.log
