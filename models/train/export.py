@@ -2,7 +2,7 @@
 
     python export.py --checkpoint OUT/last.pt --out FOLDER [--tokenizer DIR]
 
-Matrices and tables are written in bf16, in which they were trained. What decides which sub-layers
+Matrices and tables are written in bf16. What decides which sub-layers
 run (the gates) and the log-gain stay in fp32: a rounded direction would move decisions. The tables
 are written as they are used: rows of the embedding centred, rows of the head centred with RMS 1.
 depth.json gets a tier per skip rate of the training, from the thresholds that training ended with;

@@ -178,9 +178,20 @@ class Model(nn.Module):
         return e / rho, rho.squeeze(-1).log() + self.log_gain
 
     def loss(self, r, s, targets):
-        """Cross-entropy per token, [batch, length]; logits of the cosine_scale head. (18)"""
+        """Loss per token, [batch, length]; logits of the cosine_scale head. (18)
+
+        Sequences with targets are scored by cross-entropy. Those past them are the first ones seen again,
+        and are scored against the distribution that the first pass gave: KL divergence.
+        """
         logits = linear(r, self.unit_head()).float() * (s.exp() / r.shape[-1]).unsqueeze(-1)
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+        first = len(targets)
+        loss = F.cross_entropy(logits[:first].flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+        again = len(logits) - first
+        if again == 0:
+            return loss
+        teacher = torch.log_softmax(logits[:again].detach(), -1)
+        student = torch.log_softmax(logits[first:], -1)
+        return torch.cat((loss, (teacher.exp() * (teacher - student)).sum(-1)))
 
     def forward(self, tokens, targets, tau, ramp):
         """Returns the loss per token and |g| per sub-layer, [2N, batch, length]."""

@@ -1,21 +1,27 @@
 """Trains a NAG with skipping on. Resumes by itself from OUT/last.pt.
 
-    python train.py --data DIR --out OUT [--tokens 12000000] [--rates 0,0,0,0.1,0.25,0.25,0.4,0.4]
+    python train.py --data DIR --out OUT [--tokens 12000000] [--again 0.25,0.4]
 
-DIR comes from prepare.py. The sequences of one batch are trained at different skip rates (--rates, one
-per sequence): a sub-layer is skipped for a token where |g| is below a global tau per rate, and
+DIR comes from prepare.py. Every sequence of a batch is seen at full depth and scored by cross-entropy. The
+first ones are seen once more with skipping, one per rate of --again, and scored against what the
+first pass predicted. A sub-layer is skipped for a token where |g| is below a global tau per rate, and
 tau follows the rate that was reached, weighted by the FLOPs that each skip saves.
-`--rates 0` trains the dense network that the skipping one is compared with.
+`--again ""` trains the dense network that the skipping one is compared with.
+
+`torchrun --nproc-per-node N train.py ... --threads 1` splits every batch among N processes: the same
+training, faster than N threads of one process.
 """
 
 import argparse
 import json
 import math
+import os
 import pathlib
 import time
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from model import Config, Model
 
@@ -28,17 +34,38 @@ def parse_arguments():
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--tokens", type=float, default=12e6, help="training tokens in all")
     parser.add_argument("--stop-at", type=float, default=0, help="stop early after this many tokens")
-    parser.add_argument("--rates", default="0,0,0,0.1,0.25,0.25,0.4,0.4")
-    parser.add_argument("--again", default="", help="rates at which a batch's first sequences are seen once more")
+    parser.add_argument("--rates", default="0", help="skip rates of the first pass, for each sequence or repeated")
+    parser.add_argument("--again", default="0.25,0.4", help="rates at which a batch's first sequences are seen once more")
+    parser.add_argument("--again-weight", default="2", help="of their loss, for each or one for all; the first pass has 1")
     parser.add_argument("--batch", type=int, default=8, help="sequences in a batch")
     parser.add_argument("--length", type=int, default=512, help="tokens in a sequence")
     parser.add_argument("--lr", type=float, default=2e-3, help="matrices; tables get twice, gates half of it")
     parser.add_argument("--decay", type=float, default=0.3, help="last share of training: rate falls to zero")
-    parser.add_argument("--skip-from", type=int, default=300, help="full depth until this step")
+    parser.add_argument("--skip-from", type=int, default=500, help="full depth until this step")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--no-compile", action="store_true")
     return parser.parse_args()
+
+
+def gather(values):
+    """The lists of all processes, one after the other."""
+    if not dist.is_initialized():
+        return values
+    lists = [None] * dist.get_world_size()
+    dist.all_gather_object(lists, values)
+    return [value for one in lists for value in one]
+
+
+def add_gradients(model):
+    """The sum over all processes, in one message."""
+    if not dist.is_initialized():
+        return
+    gradients = [p.grad for p in model.parameters()]
+    flat = torch.cat([g.flatten() for g in gradients])
+    dist.all_reduce(flat)
+    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients])):
+        gradient.copy_(part.view_as(gradient))
 
 
 class Windows:
@@ -72,10 +99,10 @@ class Thresholds:
         weight = np.repeat(self.weights[:, None] / flat.shape[1], flat.shape[1], 1).ravel()
         order = np.argsort(flat.ravel())
         total = np.cumsum(weight[order])
-        for rate in rates:
+        for rate in sorted(set(rates)):
             if rate > 0:
                 index = min(int(np.searchsorted(total, rate)), len(order) - 1)
-                self.tau[rate] = float(flat.ravel()[order][index])
+                self.tau[rate] = float(np.mean(gather([float(flat.ravel()[order][index])])))
 
     def column(self, rates):
         return torch.tensor([[self.tau.get(rate, 0.0)] for rate in rates])
@@ -86,9 +113,9 @@ class Thresholds:
         return self.weights @ skipped
 
     def follow(self, sizes, rates, tau):
-        got = self.achieved(sizes, tau)
+        got = gather(list(zip(rates, self.achieved(sizes, tau))))
         for rate in self.tau:
-            mine = [got[i] for i, r in enumerate(rates) if r == rate]
+            mine = [share for r, share in got if r == rate]
             if mine:
                 self.tau[rate] *= math.exp(0.3 * (rate - float(np.mean(mine))))
 
@@ -136,12 +163,19 @@ def evaluate(model, windows, thresholds, batch, batches=8):
 
 def main():
     args = parse_arguments()
+    rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if processes > 1:
+        dist.init_process_group("gloo")
     torch.manual_seed(args.seed)
     torch.set_num_threads(args.threads)
     args.out.mkdir(parents=True, exist_ok=True)
     rates = [float(x) for x in args.rates.split(",")]
     rates = (rates * args.batch)[: args.batch]
     again = [float(x) for x in args.again.split(",") if x]
+    weights = [float(x) for x in args.again_weight.split(",")]
+    weights = torch.tensor((weights * len(again))[: len(again)])
+    every_rate = rates + again
+    rates, again, weights = (x[rank::processes] for x in (rates, again, weights))
     config = Config(max_position_embeddings=args.length)
     model = Model(config)
     optimizer = make_optimizer(model, args.lr)
@@ -175,29 +209,34 @@ def main():
             group["lr"] = group["base"] * scale
         ramp = torch.tensor([min(1.0, 0.1 + 0.9 * step / 200)])
         skipping = step >= args.skip_from
-        tokens, targets = train.batch(step * args.batch, args.batch)
-        used = [0.0] * args.batch
+        tokens, targets = (x[rank::processes] for x in train.batch(step * args.batch, args.batch))
+        used = [0.0] * len(targets)
         if skipping:
             used = rates + again
-            tokens, targets = (torch.cat((x, x[: len(again)])) for x in (tokens, targets))
+            tokens = torch.cat((tokens, tokens[: len(again)]))
         tau = thresholds.column(used)
         loss, sizes = model(tokens, targets, tau, ramp)
-        loss.mean().backward()
+        full, reduced = loss.split((len(targets), len(loss) - len(targets)))
+        ((full.sum() + (weights[: len(reduced)] * reduced.sum(-1)).sum()) / per_step).backward()
+        add_gradients(model)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if step + 1 == args.skip_from:
-            thresholds.start(sizes, rates + again)
+            thresholds.start(sizes, every_rate)
         elif skipping:
             thresholds.follow(sizes, used, tau)
-        value = loss.mean().item()
+        value = full.mean().item()
+        kl = reduced.mean().item() if len(reduced) else 0.0
+        if rank > 0:
+            continue
         average = value if average is None else 0.98 * average + 0.02 * value
         if (step + 1) % 20 == 0 or step == first:
             speed = (step + 1 - done) * per_step / (time.time() - started)
             left = (stop - step - 1) * per_step / speed
             print(
                 f"step {step + 1}/{stop}  loss {average:.4f}  |g| {sizes.mean().item():.3f}  norm {norm.item():.2f}"
-                f"  tau {[round(t, 4) for t in thresholds.tau.values()]}  {speed:.0f} tok/s  left {left / 60:.0f} min",
+                f"  kl {kl:.3f}  tau {[round(t, 4) for t in thresholds.tau.values()]}  {speed:.0f} tok/s  left {left / 60:.0f} min",
                 flush=True,
             )
         if (step + 1) % 100 == 0 or step + 1 == stop:
