@@ -4,12 +4,13 @@ FATHOM_SCREENSHOTS=FOLDER keeps the pictures that the README shows.
 """
 
 import contextlib
+import json
 import os
 import pathlib
 import re
+import signal
 import time
 
-import httpx
 import pytest
 
 from live import find_program
@@ -175,10 +176,27 @@ def test_the_server_state_is_shown(server, open_page):
 def busy(server):
     """Sequences beside the page's, so that its steps take long enough for something to happen
     between two of them."""
-    fields = {"model": server.model_id, "prompt": "x", "n": 100, "max_tokens": 500,
-              "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", server.url + "/v1/completions", json=fields, timeout=60) as answer:
-        yield next(answer.iter_raw())
+    fields = {"model": server.model_id, "prompt": "x", "n": 100, "max_tokens": 500, "ignore_eos": True}
+    body = json.dumps(fields).encode()
+    with server.connect() as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                           b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        while server.metric("fathom_num_requests_running") == 0:
+            time.sleep(0.005)
+        yield
+
+
+def write_until_token(server, page, count):
+    """Lets the server run in slices until the page shows so many tokens, and leaves it stopped: the
+    answer is not over, however slow the browser is."""
+    server.process.send_signal(signal.SIGSTOP)
+    write(page, tokens=480)
+    deadline = time.monotonic() + 30
+    while page.locator(".token").count() < count:
+        assert time.monotonic() < deadline
+        server.process.send_signal(signal.SIGCONT)
+        time.sleep(0.02)
+        server.process.send_signal(signal.SIGSTOP)
 
 
 # From inside the page: an answer can be over before a click from outside arrives.
@@ -343,9 +361,9 @@ def test_an_error_within_the_stream_is_shown(start_server, open_page):
     server = start_server(kv_budget="256MiB", drain_timeout=0)
     page = open_page(server, expected=["ERR_"])
     with busy(server):
-        write(page, tokens=480)
-        expect(page.locator(".token").nth(3)).to_be_attached(timeout=30000)
-        server.stop()
+        write_until_token(server, page, 4)
+        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGCONT)
         expect(page.get_by_role("alert")).to_contain_text("shutting down")
         expect(page.locator(".lane header p")).to_have_text("failed")
 
