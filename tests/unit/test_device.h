@@ -3,8 +3,11 @@
 #define FATHOM_TESTS_TEST_DEVICE_H
 
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "kernels/kernels.h"
 
 /* What the environment's FATHOM_TEST_DEVICE names; "cpu" unless set. */
 static inline const char *test_device(void) {
@@ -20,6 +23,23 @@ static inline bool is_cpu_tested(void) {
  * "portable". */
 static inline bool is_isa_tested(const char *isa) {
     return is_cpu_tested() || !isa || strcmp(isa, "portable") == 0;
+}
+
+/* Calls check for every instruction set that is tested and that this processor has. */
+static inline void for_each_isa(void (*check)(const char *isa)) {
+    static const char *const sets[] = {"avx512bf16", "avx512vnni", "avx512", "avx2", "portable"};
+    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
+        if (!is_isa_tested(sets[i])) continue;
+        struct device_options options = {
+            .name = "cpu", .isa = sets[i], .threads = 1, .max_rows = 1, .max_width = 16};
+        struct device *device;
+        if (device_open(&options, &device, NULL) != 0) {
+            printf("this processor has no %s\n", sets[i]);
+            continue;
+        }
+        device->kernels->close(device);
+        check(sets[i]);
+    }
 }
 
 #endif

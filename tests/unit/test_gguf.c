@@ -1,6 +1,7 @@
 /* GGUF: models against the plain PyTorch of tests/reference/llama.py, and files that are not what
  * they say. */
 #include "golden.h"
+#include "test_device.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -51,18 +52,14 @@ static void check_model(const char *name, const char *isa) {
     model_destroy(model);
 }
 
+static void check_models(const char *isa) {
+    check_model("pieces", isa);
+    check_model("bytes", isa);
+}
+
 static void models_agree_with_the_reference(void **state) {
-    static const char *const sets[] = {"avx512bf16", "avx512", "avx2", "portable"};
     (void)state;
-    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
-        struct device_options options = {
-            .name = "cpu", .isa = sets[i], .threads = 1, .max_rows = 1, .max_width = 16};
-        struct device *device;
-        if (device_open(&options, &device, NULL) != 0) continue;
-        device->kernels->close(device);
-        check_model("pieces", sets[i]);
-        check_model("bytes", sets[i]);
-    }
+    for_each_isa(check_models);
 }
 
 /* ---- Tokenizers ------------------------------------------------------------------------------ */

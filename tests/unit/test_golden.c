@@ -157,21 +157,13 @@ static void check_case(const char *name, const char *isa) {
     run_close(&run);
 }
 
+static void check_cases(const char *isa) {
+    for (size_t c = 0; c < GOLDEN_CASES; c++) check_case(golden_cases[c], isa);
+}
+
 static void agrees_with_reference(void **state) {
-    static const char *const sets[] = {"avx512bf16", "avx512vnni", "avx512", "avx2", "portable"};
     (void)state;
-    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
-        if (!is_isa_tested(sets[i])) continue;
-        struct device_options options = {
-            .name = "cpu", .isa = sets[i], .threads = 1, .max_rows = 1, .max_width = 16};
-        struct device *device;
-        if (device_open(&options, &device, NULL) != 0) {
-            print_message("this processor has no %s\n", sets[i]);
-            continue;
-        }
-        device->kernels->close(device);
-        for (size_t c = 0; c < GOLDEN_CASES; c++) check_case(golden_cases[c], sets[i]);
-    }
+    for_each_isa(check_cases);
 }
 
 /* The bundled model: two prompts at every tier. Its weights are bf16 on disk, so f32 is exact. */

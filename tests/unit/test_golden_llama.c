@@ -1,6 +1,7 @@
 /* Ordinary models against Hugging Face transformers in fp32: every family, on every instruction
  * set, whole and in chunks; and the promises that hold for every residual. */
 #include "golden.h"
+#include "test_device.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -104,20 +105,13 @@ static void check_family(const char *family, const char *isa) {
     close_run(&run, &expected);
 }
 
+static void check_families(const char *isa) {
+    for (size_t f = 0; f < FAMILIES; f++) check_family(families[f], isa);
+}
+
 static void agrees_with_transformers(void **state) {
-    static const char *const sets[] = {"avx512bf16", "avx512", "avx2", "portable"};
     (void)state;
-    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
-        struct device_options options = {
-            .name = "cpu", .isa = sets[i], .threads = 1, .max_rows = 1, .max_width = 16};
-        struct device *device;
-        if (device_open(&options, &device, NULL) != 0) {
-            print_message("this processor has no %s\n", sets[i]);
-            continue;
-        }
-        device->kernels->close(device);
-        for (size_t f = 0; f < FAMILIES; f++) check_family(families[f], sets[i]);
-    }
+    for_each_isa(check_families);
 }
 
 static void chunks_bodies_and_threads_change_no_bit(void **state) {
