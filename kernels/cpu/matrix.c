@@ -215,12 +215,11 @@ static void run_rows(void *context, size_t first, size_t end) {
  * to keep a wide tile on every thread busy. Loading a panel costs about as much as computing four
  * rows. */
 static void product_run(struct pool *pool, struct product *product) {
-    size_t rows = product->rows.count, panels = product->w->panel_count;
-    size_t steps = product->gemm.steps;
+    size_t rows = product->rows.count, panels = product->w->panel_count, in = product->w->in;
     if (panels >= 4 * pool_threads(pool) || rows < 2 * pool_threads(pool)) {
-        pool_run(pool, panels, steps * (rows + 4), run_panels, product);
+        pool_run(pool, panels, in * (rows + 4), run_panels, product);
     } else {
-        pool_run(pool, rows, steps * panels, run_rows, product);
+        pool_run(pool, rows, in * panels, run_rows, product);
     }
 }
 

@@ -122,9 +122,13 @@ INLINE int8_factor int8_set(const int8_code *x, int half) {
     memcpy(&two, x + 2 * half, sizeof two);
     return _mm256_set1_epi32(two);
 }
+/* Compilers may add integers in any order, and then keep more of them than there are registers: to
+ * them each sum is made here and now. */
 INLINE vec_int int8_dot(int8_factor x, int8_weights w, vec_int sum) {
-    return (vec_int){_mm256_add_epi32(sum.low, _mm256_madd_epi16(w.low, x)),
-                     _mm256_add_epi32(sum.high, _mm256_madd_epi16(w.high, x))};
+    sum.low = _mm256_add_epi32(sum.low, _mm256_madd_epi16(w.low, x));
+    sum.high = _mm256_add_epi32(sum.high, _mm256_madd_epi16(w.high, x));
+    __asm__("" : "+x"(sum.low), "+x"(sum.high));
+    return sum;
 }
 INLINE vec vec_from_int(vec_int x) {
     return (vec){_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)};
