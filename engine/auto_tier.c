@@ -29,7 +29,9 @@ static double running(const struct auto_load *load) {
 /* Rows of prompts that a step has room for beside those that decode: as the scheduler does it. */
 static double prefill_rows(const struct auto_load *load, double decode_seconds, double row) {
     double decodes = running(load), rows = (double)load->max_step_rows - decodes;
-    double in_time = (load->step_target - decode_seconds) / row;
+    double shared = decode_seconds / (1 - load->prefill_share);
+    double target = shared > load->step_target ? shared : load->step_target;
+    double in_time = (target - decode_seconds) / row;
     if (load->step_target > 0 && decodes > 0 && in_time < rows) rows = in_time;
     return rows > KV_BLOCK_TOKENS ? rows : KV_BLOCK_TOKENS;
 }

@@ -93,6 +93,7 @@ static int create_parts(struct engine *engine, struct error *error) {
     }
     limits.cost = &engine->cost;
     limits.step_target_ns = (double)engine->options.step_target_us * 1e3;
+    limits.prefill_share = engine->options.prefill_share;
     result = scheduler_create(&engine->scheduler, &limits, error);
     if (result == 0) result = kv_arena_create(engine->model, blocks, &engine->arena, error);
     if (result == 0) result = sampler_create(&engine->sampler, info->vocab, error);
@@ -309,6 +310,7 @@ static void publish_stats(struct engine *engine) {
         .max_sequences = scheduler->limits.max_sequences,
         .max_step_rows = scheduler->limits.max_step_rows,
         .step_target = scheduler->limits.step_target_ns / 1e9,
+        .prefill_share = scheduler->limits.prefill_share,
         .seconds_per_end = engine->seconds_per_end,
         .mean_work = engine->mean_work,
         .slowness = engine->slowness,

@@ -205,6 +205,7 @@ struct engine_options {
     bool no_prefix_cache; /* compute every prompt anew */
     const struct cost_model *cost; /* copied; NULL: measured */
     size_t step_target_us; /* prefill does not make a step with decode rows longer; 0: no target */
+    double prefill_share; /* but may take so much of its time: [0, 1), 0: as the target has it */
     /* Called from the engine thread when there are new events; must not block (uv_async_send is
      * meant). */
     void (*notify)(void *context);

@@ -176,15 +176,15 @@ void scheduler_observe_step(struct scheduler *scheduler, double real_ns) {
     *drift += *drift > 0 ? (ratio - *drift) / 4 : ratio;
 }
 
-/* The most rows, up to `rows`, with which the step still meets its target. */
+/* The most rows, up to `rows`, with which the step is still within `target` ns. */
 static size_t rows_in_time(const struct scheduler *scheduler, const struct sequence *sequence,
-                           size_t rows) {
+                           size_t rows, double target) {
     size_t low = 0, high = rows; /* low fits, more than high does not */
     while (low < high) {
         size_t middle = high - (high - low) / 2;
         struct cost_load load = scheduler->load;
         load_add(&load, sequence, middle);
-        if (predict(scheduler, &load) <= scheduler->limits.step_target_ns) {
+        if (predict(scheduler, &load) <= target) {
             low = middle;
         } else {
             high = middle - 1;
@@ -342,8 +342,8 @@ static bool admit(struct scheduler *scheduler, struct sequence *sequence, uint64
 
 /* Rows that prefill may still have in this step. */
 struct prefill_room {
-    bool has_target; /* somebody decodes, and would feel a longer step */
-    size_t untimed;  /* rows that it gets whatever the time */
+    double target;  /* ns: somebody decodes, and would feel a longer step; 0: nobody */
+    size_t untimed; /* rows that it gets whatever the time */
 };
 
 static void add_prefill(struct scheduler *scheduler, struct sequence *sequence, size_t reused,
@@ -353,8 +353,8 @@ static void add_prefill(struct scheduler *scheduler, struct sequence *sequence, 
     size_t rows = size_min(sequence->length - sequence->computed, rows_left(scheduler));
     size_t chunk = scheduler->limits.prefill_chunk;
     if (chunk) rows = size_min(rows, chunk);
-    if (room->has_target) {
-        size_t in_time = rows_in_time(scheduler, sequence, rows);
+    if (room->target > 0) {
+        size_t in_time = rows_in_time(scheduler, sequence, rows, room->target);
         size_t least = room->untimed ? room->untimed : 1; /* has_room said so */
         rows = size_min(rows, in_time > least ? in_time : least);
         room->untimed -= size_min(rows, room->untimed);
@@ -367,13 +367,22 @@ static void add_prefill(struct scheduler *scheduler, struct sequence *sequence, 
 /* Whether the step has room for at least one more row. */
 static bool has_room(const struct scheduler *scheduler, const struct prefill_room *room) {
     if (rows_left(scheduler) == 0) return false;
-    if (!room->has_target || room->untimed > 0) return true;
+    if (room->target <= 0 || room->untimed > 0) return true;
     struct cost_load load = scheduler->load;
     load.rows++;
     load.attn_rows++;
     load.mlp_rows++;
     load.logit_rows++;
-    return predict(scheduler, &load) <= scheduler->limits.step_target_ns;
+    return predict(scheduler, &load) <= room->target;
+}
+
+/* Where decoding alone takes most of the target, prompts would be read a few rows at a time, and
+ * first tokens come later than if everybody had waited for them. */
+static double step_target(const struct scheduler *scheduler) {
+    const struct scheduler_limits *limits = &scheduler->limits;
+    if (scheduler->step.rows == 0 || limits->step_target_ns <= 0 || !limits->cost) return 0;
+    double shared = predict(scheduler, &scheduler->load) / (1 - limits->prefill_share);
+    return shared > limits->step_target_ns ? shared : limits->step_target_ns;
 }
 
 static struct sequence *skip_decoding(struct sequence *sequence) {
@@ -387,8 +396,7 @@ static struct sequence *skip_decoding(struct sequence *sequence) {
 static void schedule_prefills(struct scheduler *scheduler, uint64_t now) {
     struct sequence *running = skip_decoding(scheduler->running.first);
     struct prefill_room room = {
-        .has_target = scheduler->step.rows > 0 && scheduler->limits.step_target_ns > 0 &&
-                      scheduler->limits.cost,
+        .target = step_target(scheduler),
         .untimed = KV_BLOCK_TOKENS,
     };
     bool admits = true;

@@ -9,6 +9,12 @@
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 #define TIB          1099511627776.0
 
+/* A step's target when none is given. On a slow machine decoding alone may take it: prompts still
+ * have two thirds of a step, or first tokens would come later than without any target. */
+#define NOT_GIVEN      (-1)
+#define STEP_TARGET_MS 50
+#define PREFILL_SHARE  (2.0 / 3)
+
 /* What flags hold before it is checked and put where it belongs. */
 struct serve_flags {
     struct model_flags model;
@@ -21,7 +27,7 @@ static const struct serve_flags flags_default = {
     .model = MODEL_FLAGS_DEFAULT,
     .log_format = "text",
     .log_level = "info",
-    .step_target_ms = 50,
+    .step_target_ms = NOT_GIVEN,
     .ttft_slo_ms = 1000,
     .tpot_slo_ms = 100,
     .settings =
@@ -51,7 +57,10 @@ static int flags_to_settings(struct serve_flags *flags, struct error *error) {
     settings->auto_quality.first_token = flags->ttft_slo_ms / 1e3;
     settings->auto_quality.per_token = flags->tpot_slo_ms / 1e3;
     settings->engine.queue_timeout_ms = (size_t)(flags->queue_timeout * 1e3);
-    settings->engine.step_target_us = (size_t)(flags->step_target_ms * 1e3);
+    bool has_target = flags->step_target_ms != NOT_GIVEN;
+    double target_ms = has_target ? flags->step_target_ms : STEP_TARGET_MS;
+    settings->engine.step_target_us = (size_t)(target_ms * 1e3);
+    settings->engine.prefill_share = has_target ? 0 : PREFILL_SHARE;
     int result = model_flags_options(&flags->model, &settings->model, error);
     settings->model.max_step_rows = step_rows;
     if (result == 0) result = log_parse_format(flags->log_format, &settings->log_format, error);
@@ -103,7 +112,7 @@ int cmd_serve(int argc, char **argv) {
          "prompt tokens of one request per step, 0 for any (0)", &s->engine.prefill_chunk, 0,
          1048576},
         {"step-target-ms", 0, FLAG_REAL, "MS",
-         "prefill does not make a step with decoding requests longer, 0 for any (50)",
+         "prefill makes no step with decoding requests longer, 0 for any (50, or 3 times theirs)",
          &values.step_target_ms, 0, 1e6},
         {"no-prefix-cache", 0, FLAG_SWITCH, NULL, "compute every prompt anew, whatever is known",
          &s->engine.no_prefix_cache, 0, 0},

@@ -29,7 +29,7 @@ static const struct model_info info = {
 };
 enum { BALANCED, FULL, FAST, HIGH };
 
-static double slowness = 1, step_target = 0;
+static double slowness = 1, step_target = 0, prefill_share = 0;
 
 static struct auto_choice choose(size_t unfinished, size_t pending, size_t previous, size_t floor) {
     struct auto_load load = {
@@ -37,6 +37,7 @@ static struct auto_choice choose(size_t unfinished, size_t pending, size_t previ
         .max_sequences = 100,
         .max_step_rows = 256,
         .step_target = step_target,
+        .prefill_share = prefill_share,
         .pending_tokens = pending,
         .prompt_tokens = 10,
         .seconds_per_end = 0.01,
@@ -133,8 +134,11 @@ static void test_a_step_target_makes_first_tokens_wait(void **state) {
     }
     step_target = 0.01;
     struct auto_choice tight = choose(40, 2000, FULL, FULL);
-    step_target = 0;
+    prefill_share = 0.5;
+    struct auto_choice shared = choose(40, 2000, FULL, FULL);
+    step_target = prefill_share = 0;
     assert_true(tight.first_token > choose(40, 2000, FULL, FULL).first_token);
+    assert_true(tight.first_token > shared.first_token);
 }
 
 int main(void) {

@@ -143,6 +143,32 @@ static void test_nobody_decodes_nothing_is_held_back(void **state) {
     close_world(&world);
 }
 
+/* Decoding alone takes longer than the target: prompts still have their share of the step. */
+static void test_prompts_have_a_share_of_slow_steps(void **state) {
+    (void)state;
+    static const double shares[] = {0, 0.5, 2.0 / 3};
+    size_t before = 0;
+    for (size_t i = 0; i < sizeof shares / sizeof *shares; i++) {
+        struct world world;
+        size_t prefill, decodes;
+        open_world(&world, 64, 3);
+        world.scheduler.limits.prefill_share = shares[i];
+        for (size_t j = 0; j < 40; j++) arrive(&world, 4, 200, 0);
+        double decoding = 0;
+        for (size_t j = 0; j < 20; j++) decoding = run_step(&world, &prefill, &decodes);
+        assert_int_equal(decodes, 40);
+        assert_true(decoding > 3 * MS);
+        struct sequence *longer = arrive(&world, 3000, 1, 0);
+        while (longer->computed + 300 < 3000) {
+            double taken = run_step(&world, &prefill, &decodes);
+            assert_true(taken <= 1.05 * decoding / (1 - shares[i]) || shares[i] == 0);
+        }
+        assert_true(shares[i] > 0 ? prefill > 3 * before / 2 : prefill == KV_BLOCK_TOKENS);
+        before = prefill;
+        close_world(&world);
+    }
+}
+
 /* Work is counted, not tokens: who skips gets a longer chunk. */
 static void test_those_who_skip_get_more_rows(void **state) {
     (void)state;
@@ -189,6 +215,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_long_prompt_does_not_stop_streams),
         cmocka_unit_test(test_nobody_decodes_nothing_is_held_back),
+        cmocka_unit_test(test_prompts_have_a_share_of_slow_steps),
         cmocka_unit_test(test_those_who_skip_get_more_rows),
         cmocka_unit_test(test_aging_lets_everybody_start),
     };
