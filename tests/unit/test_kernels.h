@@ -1,5 +1,5 @@
-/* What the kernel tests share: devices of every instruction set, buffers, numbers to compare with.
- */
+/* What the kernel tests share: devices of every instruction set, buffers, numbers to compare
+ * with. */
 #ifndef FATHOM_TEST_KERNELS_H
 #define FATHOM_TEST_KERNELS_H
 
@@ -20,6 +20,12 @@
 
 static const char *const isa_names[] = {"portable", "avx2", "avx512", "avx512vnni", "avx512bf16"};
 #define ISA_COUNT (sizeof isa_names / sizeof *isa_names)
+
+/* Types of packed weights are tested up to this one: other devices than the CPU compute with f32
+ * and bf16. */
+static inline enum dtype last_weights(void) {
+    return is_cpu_tested() ? DTYPE_INT8 : DTYPE_BF16;
+}
 
 /* A device and everything made on it. */
 struct bench {

@@ -53,8 +53,8 @@ static void model_destroy(struct model *model) {
     }
 }
 
-/* What a device made of rows first..first+count-1: after the begin (moment 0) and each sub-layer.
- */
+/* What a device made of rows first..first+count-1: after the begin (moment 0) and each
+ * sub-layer. */
 struct trace {
     float *r[SUBLAYERS + 1], s[SUBLAYERS + 1][ROWS];
     float mix[SUBLAYERS][ROWS];
@@ -378,8 +378,8 @@ static void test_same_bits(void **state) {
 
 /* ---- Properties ------------------------------------------------------------------------------ */
 
-/* Multiplying the embedding moves s by the logarithm and nothing else. By four: not one bit of r.
- */
+/* Multiplying the embedding moves s by the logarithm and nothing else. By four: not one bit of
+ * r. */
 static void test_scale_invariance(void **state) {
     struct model model;
     struct trace plain, scaled;
