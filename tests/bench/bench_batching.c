@@ -21,6 +21,7 @@
 
 #define MS           1e3
 #define DECODERS     8 /* clients that decode while a long prompt comes */
+#define CROWD        64 /* requests at once whose steps are predicted */
 #define LIST_MAX     8
 #define STEP_RECORDS 65536
 
@@ -105,7 +106,7 @@ static void print_result(const struct bench *bench, const struct load_result *re
     fflush(stdout);
 }
 
-/* ---- tiers ---- */
+/* ---- tiers ----------------------------------------------------------------------------------- */
 
 static void run_tier(const struct bench *bench, const struct arm *arm, size_t tier, size_t clients,
                      bool mixed, size_t round) {
@@ -146,7 +147,7 @@ static void run_tiers(const struct bench *bench) {
     }
 }
 
-/* ---- open ---- */
+/* ---- open ------------------------------------------------------------------------------------ */
 
 static void run_open_arm(const struct bench *bench, int tier, double rate, size_t round) {
     struct load load = make_load(bench);
@@ -187,7 +188,7 @@ static void run_open(const struct bench *bench) {
     }
 }
 
-/* ---- kv ---- */
+/* ---- kv -------------------------------------------------------------------------------------- */
 
 static void run_kv(const struct bench *bench) {
     struct load load = make_load(bench);
@@ -207,29 +208,16 @@ static void run_kv(const struct bench *bench) {
     print_result(bench, &few);
 }
 
-/* ---- long ---- */
+/* ---- long ------------------------------------------------------------------------------------ */
 
-static int32_t random_token(const struct bench *bench, struct dice *dice) {
-    return (int32_t)dice_below(dice, bench->info->vocab);
-}
-
+/* At full depth. */
 static void submit(const struct bench *bench, struct engine *engine, uint64_t id, size_t prompt,
                    size_t generated) {
     struct dice dice = dice_make(2, id);
-    struct error error = {0};
     int32_t *tokens = calloc(prompt, sizeof *tokens);
     if (!tokens) die("no memory");
-    for (size_t i = 0; i < prompt; i++) tokens[i] = random_token(bench, &dice);
-    struct engine_request request = {
-        .id = id,
-        .prompt = tokens,
-        .prompt_length = prompt,
-        .max_tokens = generated,
-        .ignore_eos = true,
-        .top_logprobs = -1,
-        .sampling = {.top_p = 1, .repetition_penalty = 1},
-    };
-    if (engine_submit(engine, &request, &error) != 0) die(error.message);
+    load_fill_tokens(bench->info, &dice, tokens, prompt);
+    load_submit(engine, id, tokens, prompt, generated, 0);
     free(tokens);
 }
 
@@ -291,7 +279,7 @@ static void run_long(const struct bench *bench) {
     }
 }
 
-/* ---- predict ---- */
+/* ---- predict --------------------------------------------------------------------------------- */
 
 /* What was predicted against what it took; plainly: the cost model alone against the time that the
  * engine's thread had a processor, which on one thread is what it took without other programs. */
@@ -323,6 +311,22 @@ static void print_errors(const struct bench *bench, const struct step_record *st
 }
 
 /* Requests of all tiers and many lengths, all at once: crowded at first, a few at the end. */
+static void run_crowd(const struct bench *bench, struct engine *engine) {
+    size_t ended = 0, sent = 0;
+    while (ended < bench->requests) {
+        for (; sent < bench->requests && sent < ended + CROWD; sent++) {
+            struct dice dice = dice_make(3, sent);
+            size_t prompt = 1 + dice_below(&dice, 256), generated = 1 + dice_below(&dice, 128);
+            int32_t tokens[256], tier = (int32_t)(sent % bench->info->tier_count);
+            load_fill_tokens(bench->info, &dice, tokens, prompt);
+            load_submit(engine, sent, tokens, prompt, generated, tier);
+        }
+        struct engine_event event;
+        engine_wait(engine, 100);
+        while (engine_take_events(engine, &event, 1)) ended += event.kind == EVENT_FINISHED;
+    }
+}
+
 static void run_predict(const struct bench *bench) {
     struct step_record *steps = calloc(STEP_RECORDS, sizeof *steps);
     if (!steps) die("no memory");
@@ -331,35 +335,12 @@ static void run_predict(const struct bench *bench) {
             .kv_budget = (size_t)1 << 30,
             .step_log = STEP_RECORDS,
             .step_target_us = 1000 * bench->target_ms,
-            .max_sequences = 64,
+            .max_sequences = CROWD,
         };
         struct engine *engine;
         struct error error = {0};
         if (engine_create(bench->model, &options, &engine, &error) != 0) die(error.message);
-        size_t ended = 0, sent = 0;
-        for (; ended < bench->requests;) {
-            while (sent < bench->requests && sent < ended + 64) {
-                struct dice dice = dice_make(3, sent);
-                size_t prompt = 1 + dice_below(&dice, 256), generated = 1 + dice_below(&dice, 128);
-                int32_t tokens[256];
-                for (size_t i = 0; i < prompt; i++) tokens[i] = random_token(bench, &dice);
-                struct engine_request request = {
-                    .id = sent,
-                    .prompt = tokens,
-                    .prompt_length = prompt,
-                    .max_tokens = generated,
-                    .ignore_eos = true,
-                    .tier = (int32_t)(sent % bench->info->tier_count),
-                    .top_logprobs = -1,
-                    .sampling = {.top_p = 1, .repetition_penalty = 1},
-                };
-                if (engine_submit(engine, &request, &error) != 0) die(error.message);
-                sent++;
-            }
-            struct engine_event event;
-            engine_wait(engine, 100);
-            while (engine_take_events(engine, &event, 1)) ended += event.kind == EVENT_FINISHED;
-        }
+        run_crowd(bench, engine);
         size_t count = engine_get_steps(engine, steps, STEP_RECORDS);
         print_errors(bench, steps, count, "all", false, round);
         print_errors(bench, steps, count, "decode", false, round);
@@ -370,7 +351,7 @@ static void run_predict(const struct bench *bench) {
     free(steps);
 }
 
-/* ---- Start ---- */
+/* ---- Start ----------------------------------------------------------------------------------- */
 
 static void show(void *context, const char *line) {
     (void)context;
@@ -383,7 +364,7 @@ static void make_tiers(struct bench *bench) {
     int32_t tokens[TOKENS];
     struct dice dice = dice_make(4, 0);
     struct error error = {0};
-    for (size_t i = 0; i < TOKENS; i++) tokens[i] = random_token(bench, &dice);
+    load_fill_tokens(bench->info, &dice, tokens, TOKENS);
     struct calibration calibration = {
         .tokens = tokens,
         .count = TOKENS,

@@ -10,6 +10,7 @@
 #include "engine/forward.h"
 #include "engine/model.h"
 #include "peaks.h"
+#include "tests/step_batch.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +29,6 @@ static void fail(const struct error *error) {
     exit(1);
 }
 
-/* `rows` tokens: of one sequence from position `first` on, or the next one of as many sequences. */
 struct times {
     double seconds, cpu; /* of the clock; of all threads */
 };
@@ -39,30 +39,22 @@ static double cpu_seconds(void) {
     return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
+/* `rows` tokens: of one sequence from position `first` on, or the next one of as many sequences. */
 static struct times run_step(size_t rows, size_t first, bool one_sequence, bool logits) {
-    static int32_t token[PREFILL], position[PREFILL], tier[PREFILL], slot[PREFILL],
-        wanted[PREFILL], table[SEQUENCES * BLOCKS_PER_SLOT];
+    struct step_batch step = {0};
+    int32_t table[SEQUENCES * BLOCKS_PER_SLOT];
     const struct model_info *info = model_get_info(model);
     for (size_t i = 0; i < SEQUENCES * BLOCKS_PER_SLOT; i++) table[i] = (int32_t)i;
     for (size_t i = 0; i < rows; i++) {
-        token[i] = (int32_t)(i * 7919 % info->vocab);
-        position[i] = (int32_t)(first + (one_sequence ? i : 0));
-        slot[i] = (int32_t)(one_sequence ? 0 : i);
-        wanted[i] = (int32_t)i;
+        int32_t token = (int32_t)(i * 7919 % info->vocab);
+        step_batch_add(&step, token, one_sequence ? first + i : first, 0, one_sequence ? 0 : i);
+        if (logits) step_batch_want(&step);
     }
-    struct batch batch = {
-        .rows = rows,
-        .token = token,
-        .position = position,
-        .tier = tier,
-        .slot = slot,
-        .block_table = table,
-        .slots = one_sequence ? 1 : rows,
-        .blocks_per_slot = BLOCKS_PER_SLOT,
-        .logit_rows = wanted,
-        .logit_count = logits ? rows : 0,
-        .body = BODY_DENSE,
-    };
+    struct batch batch = step_batch_view(&step);
+    batch.block_table = table;
+    batch.slots = one_sequence ? 1 : rows;
+    batch.blocks_per_slot = BLOCKS_PER_SLOT;
+    batch.body = BODY_DENSE;
     struct step_result result;
     uint64_t start = time_now_ns();
     double cpu = cpu_seconds();

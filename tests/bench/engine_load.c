@@ -61,7 +61,7 @@ double load_quantile(double *values, size_t count, double share) {
     return values[(size_t)(share * (double)(count - 1))];
 }
 
-/* ---- Processors ---- */
+/* ---- Processors ------------------------------------------------------------------------------ */
 
 static double own_seconds(void) {
     struct timespec time;
@@ -81,7 +81,7 @@ static double machine_seconds(void) {
     return got == 7 ? (double)busy / (double)sysconf(_SC_CLK_TCK) : 0;
 }
 
-/* ---- Requests ---- */
+/* ---- Requests -------------------------------------------------------------------------------- */
 
 static int32_t choose_tier(struct run *run, size_t prompt) {
     if (run->load->tier != LOAD_AUTO) return run->load->tier;
@@ -91,13 +91,35 @@ static int32_t choose_tier(struct run *run, size_t prompt) {
     return (int32_t)choice.tier;
 }
 
+void load_fill_tokens(const struct model_info *model, struct dice *dice, int32_t *tokens,
+                      size_t count) {
+    for (size_t i = 0; i < count; i++) tokens[i] = (int32_t)dice_below(dice, model->vocab);
+}
+
+void load_submit(struct engine *engine, uint64_t id, const int32_t *prompt, size_t prompt_length,
+                 size_t generated, int32_t tier) {
+    struct engine_request request = {
+        .id = id,
+        .prompt = prompt,
+        .prompt_length = prompt_length,
+        .max_tokens = generated,
+        .ignore_eos = true,
+        .tier = tier,
+        .top_logprobs = -1,
+        .sampling = {.top_p = 1, .repetition_penalty = 1},
+    };
+    struct error error = {0};
+    if (engine_submit(engine, &request, &error) != 0) die(error.message);
+}
+
 static void fill_prompt(const struct run *run, struct dice *dice, int32_t *tokens, size_t count) {
     const struct token_list *text = run->load->text;
     bool has_text = text && text->count > count;
     size_t at = has_text ? dice_below(dice, text->count - count) : 0;
-    for (size_t i = 0; i < count; i++) {
-        tokens[i] = has_text ? text->ids[at + i] : (int32_t)dice_below(dice, run->info->vocab);
-    }
+    if (has_text)
+        memcpy(tokens, text->ids + at, count * sizeof *tokens);
+    else
+        load_fill_tokens(run->info, dice, tokens, count);
 }
 
 /* The first requests of a closed loop are cut short, each at another place: or all would end, and
@@ -121,22 +143,12 @@ static void send(struct run *run) {
     int32_t *tokens = calloc(prompt, sizeof *tokens);
     if (!tokens) die("no memory");
     fill_prompt(run, &dice, tokens, prompt);
-    struct engine_request request = {
-        .id = run->sent,
-        .prompt = tokens,
-        .prompt_length = prompt,
-        .max_tokens = generated,
-        .ignore_eos = true,
-        .tier = choose_tier(run, prompt),
-        .top_logprobs = -1,
-        .sampling = {.top_p = 1, .repetition_penalty = 1},
-    };
+    int32_t tier = choose_tier(run, prompt);
     run->requests = grow(run->requests, &run->requests_capacity, run->sent, sizeof *run->requests);
-    run->requests[run->sent++] = (struct request){.sent = now()};
-    run->per_tier[request.tier]++;
+    run->requests[run->sent] = (struct request){.sent = now()};
+    run->per_tier[tier]++;
     run->context_sum += (double)(prompt + generated) / 2;
-    struct error error = {0};
-    if (engine_submit(run->engine, &request, &error) != 0) die(error.message);
+    load_submit(run->engine, run->sent++, tokens, prompt, generated, tier);
     free(tokens);
 }
 
@@ -165,7 +177,7 @@ static void take_events(struct run *run, unsigned timeout_ms) {
     }
 }
 
-/* ---- Runs ---- */
+/* ---- Runs ------------------------------------------------------------------------------------ */
 
 static void begin_measuring(struct run *run) {
     run->measures = true;
@@ -215,7 +227,7 @@ static void run_open(struct run *run) {
     }
 }
 
-/* ---- Figures ---- */
+/* ---- Figures --------------------------------------------------------------------------------- */
 
 static uint64_t sum(const uint64_t *per_tier) {
     uint64_t total = 0;

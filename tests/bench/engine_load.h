@@ -3,6 +3,7 @@
 #ifndef FATHOM_TESTS_ENGINE_LOAD_H
 #define FATHOM_TESTS_ENGINE_LOAD_H
 
+#include "bench/dice.h"
 #include "bench/lengths.h"
 #include "engine/engine.h"
 
@@ -42,6 +43,15 @@ struct load_result {
 
 /* Exits with a message when the engine cannot be made or refuses a request. */
 void load_run(const struct load *load, struct load_result *result);
+
+/* Any tokens that the model has. */
+void load_fill_tokens(const struct model_info *model, struct dice *dice, int32_t *tokens,
+                      size_t count);
+
+/* Asks for exactly `generated` tokens, the best each time, without logprobs. Exits with a message
+ * when the engine refuses. */
+void load_submit(struct engine *engine, uint64_t id, const int32_t *prompt, size_t prompt_length,
+                 size_t generated, int32_t tier);
 
 /* The value below which a share of them lies; sorts them. 0 of none. */
 double load_quantile(double *values, size_t count, double share);

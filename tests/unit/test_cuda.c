@@ -1,7 +1,8 @@
-/* What is special to the CUDA backend: bf16 throughout, recorded steps and, on its emulation, launches
- * and bytes. Run with FATHOM_CUDA_LIBRARY; skipped without. */
+/* What is special to the CUDA backend: bf16 throughout, recorded steps and, on its emulation,
+ * launches and bytes. Run with FATHOM_CUDA_LIBRARY; skipped without. */
 #include "engine_runs.h"
 #include "test_device.h"
+#include "tests/step_batch.h"
 
 #include <dlfcn.h>
 #include <math.h>
@@ -265,48 +266,39 @@ enum { SEQUENCES = 2, SLOT_BLOCKS = 3, STEPS = 30, GROUPS_MAX = 8 };
 struct pair {
     struct model *model;
     struct kv_arena *arena;
-    int32_t length[SEQUENCES], places[GROUPS_MAX * SEQUENCES];
+    size_t length[SEQUENCES];
+    int32_t places[GROUPS_MAX * SEQUENCES];
 };
 
 /* The table is as wide as the longer sequence needs, like the scheduler's. */
 static void pair_step(struct pair *pair, size_t step, int body, struct step_result *result) {
     const struct model_info *info = &pair->model->info;
-    int32_t token[8], position[8], tier[8], slot[8], wanted[SEQUENCES];
+    struct step_batch rows = {0};
     int32_t table[GROUPS_MAX * SEQUENCES * SLOT_BLOCKS];
-    size_t rows = 0, groups = info->kv_groups;
-    size_t per_slot = (size_t)pair->length[0] / KV_BLOCK_TOKENS + 1;
-    for (int32_t s = 0; s < SEQUENCES; s++) {
-        for (int32_t i = 0; i < (step ? 1 : 5 - 2 * s); i++, rows++) {
-            token[rows] = (int32_t)((7 * step + rows + 3) % info->vocab);
-            position[rows] = pair->length[s]++;
-            tier[rows] = (int32_t)((step / 3 + rows) % info->tier_count);
-            slot[rows] = s;
+    size_t groups = info->kv_groups, per_slot = pair->length[0] / KV_BLOCK_TOKENS + 1;
+    for (size_t s = 0; s < SEQUENCES; s++) {
+        for (size_t i = 0; i < (step ? 1 : 5 - 2 * s); i++) {
+            int32_t token = (int32_t)((7 * step + rows.rows + 3) % info->vocab);
+            size_t tier = (step / 3 + rows.rows) % info->tier_count;
+            step_batch_add(&rows, token, pair->length[s]++, tier, s);
         }
-        wanted[s] = (int32_t)rows - 1;
+        step_batch_want(&rows);
     }
     for (size_t i = 0; i < groups * SEQUENCES * per_slot; i++) {
         size_t of_all = i / per_slot * SLOT_BLOCKS + i % per_slot;
         table[i] = (int32_t)(groups * SEQUENCES * SLOT_BLOCKS - 1 - of_all);
     }
-    struct batch batch = {
-        .rows = rows,
-        .token = token,
-        .position = position,
-        .tier = tier,
-        .slot = slot,
-        .block_table = table,
-        .places = pair->places,
-        .slots = SEQUENCES,
-        .blocks_per_slot = per_slot,
-        .logit_rows = wanted,
-        .logit_count = SEQUENCES,
-        .body = body,
-    };
+    struct batch batch = step_batch_view(&rows);
+    batch.block_table = table;
+    batch.places = pair->places;
+    batch.slots = SEQUENCES;
+    batch.blocks_per_slot = per_slot;
+    batch.body = body;
     model_step(pair->model, pair->arena, &batch, result);
-    for (size_t i = 0; i < groups * rows; i++) {
-        size_t group = i / rows, row = i % rows;
+    for (size_t i = 0; i < groups * batch.rows; i++) {
+        size_t group = i / batch.rows, row = i % batch.rows;
         bool runs = result->run[2 * group * info->max_step_rows + row];
-        pair->places[group * SEQUENCES + (size_t)slot[row]] += runs;
+        pair->places[group * SEQUENCES + (size_t)batch.slot[row]] += runs;
     }
 }
 
@@ -384,8 +376,8 @@ static void recording_changes_no_bit(void **state) {
 
 /* ---- Drawing --------------------------------------------------------------------------------- */
 
-/* Who asks for logprobs has its tokens drawn by the host: the same ones, while only ids come back for
- * who does not. */
+/* Who asks for logprobs has its tokens drawn by the host: the same ones, while only ids come back
+ * for who does not. */
 static void device_draws_like_the_host(void **state) {
     (void)state;
     enum { REQUESTS = 6, TOKENS = 20 };
