@@ -44,8 +44,8 @@ struct residual_kind {
     void (*finish)(struct residual *residual, const struct step_rows *step,
                    const struct row_list *wanted, struct buffer *logits);
 
-    /* Host copies of the step's decisions, [sublayers, max_rows], and of the log-norms [rows]: writes
-     * what needs no device, lists the other reads, and returns how many those are. */
+    /* Host copies of the step's decisions, [sublayers, max_rows], and of the log-norms [rows]:
+     * writes what needs no device, lists the other reads, and returns how many those are. */
     size_t (*list_results)(struct residual *residual, size_t rows, uint8_t *run, float *mix,
                            float *log_norm, struct copy copies[RESULT_COPIES_MAX]);
 
@@ -70,6 +70,19 @@ struct residual {
 };
 
 extern const struct residual_kind residual_nag, residual_standard;
+
+/* The head of a model that normalises its last states: logits = rmsnorm(x) W^T. */
+struct norm_head {
+    const struct buffer *gain;   /* f32 [hidden] */
+    struct buffer *normed;       /* activation [max rows, hidden], scratch */
+    const struct matrix *matrix; /* W: [vocab, hidden] */
+    size_t width;                /* hidden */
+    float epsilon;               /* under the root */
+};
+
+/* For `finish`: x f32 [rows, hidden], logits f32 [wanted, vocab]. */
+void norm_head_run(struct device *device, const struct norm_head *head, const struct buffer *x,
+                   const struct row_list *wanted, struct buffer *logits);
 
 /* Sub-layers can be skipped at all. */
 static inline bool residual_skips(const struct residual *residual) {

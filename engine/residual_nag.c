@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* mix is below 1, so a threshold above it means "never runs"; kept finite so that it can be stored.
- */
+/* mix is below 1, so a threshold above it means "never runs"; kept finite so that it can be
+ * stored. */
 #define THETA_NEVER 2.0
 
 #define RMS_EPSILON 1e-6f /* of the rmsnorm head, under the root */
@@ -34,8 +34,7 @@ static struct nag *as_nag(const struct residual *residual) {
     return (struct nag *)(uintptr_t)residual;
 }
 
-/* ---- Loading
- * -------------------------------------------------------------------------------------- */
+/* ---- Loading --------------------------------------------------------------------------------- */
 
 static int load_scalar(const struct checkpoint *checkpoint, const char *name, float *value,
                        struct error *error) {
@@ -208,8 +207,7 @@ static int nag_create(struct device *device, const struct checkpoint *checkpoint
     return 0;
 }
 
-/* ---- A step
- * ---------------------------------------------------------------------------------------- */
+/* ---- A step ---------------------------------------------------------------------------------- */
 
 static void nag_begin_token(struct residual *residual, const struct step_rows *step,
                             const struct kv_place *place) {
@@ -261,20 +259,15 @@ static void nag_finish(struct residual *residual, const struct step_rows *step,
                        const struct row_list *wanted, struct buffer *logits) {
     struct nag *nag = as_nag(residual);
     const struct kernels *kernels = nag->device->kernels;
-    struct matmul head = {
-        .x = nag->r, .w = nag->head, .y = logits, .rows = step->rows, .gather = wanted};
-    if (nag->head_kind == NAG_HEAD_COSINE) {
-        kernels->matmul(nag->device, &head);
-        struct scale_logits scale = {logits, nag->s, wanted, nag->vocab, nag->width};
-        kernels->scale_logits(nag->device, &scale);
+    if (nag->head_kind == NAG_HEAD_RMSNORM) {
+        struct norm_head head = {nag->final_gain, nag->final, nag->head, nag->width, RMS_EPSILON};
+        norm_head_run(nag->device, &head, nag->r, wanted, logits);
         return;
     }
-    struct rmsnorm norm = {nag->r, nag->final_gain, nag->final, wanted, nag->width, RMS_EPSILON};
-    kernels->rmsnorm(nag->device, &norm);
-    head.x = nag->final;
-    head.rows = kernels->row_count(nag->device, wanted);
-    head.gather = NULL;
-    kernels->matmul(nag->device, &head);
+    struct matmul product = {nag->r, nag->head, logits, step->rows, wanted};
+    kernels->matmul(nag->device, &product);
+    struct scale_logits scale = {logits, nag->s, wanted, nag->vocab, nag->width};
+    kernels->scale_logits(nag->device, &scale);
 }
 
 static size_t nag_list_results(struct residual *residual, size_t rows, uint8_t *run, float *mix,
@@ -289,8 +282,7 @@ static size_t nag_list_results(struct residual *residual, size_t rows, uint8_t *
     return 3;
 }
 
-/* ---- Sizes
- * ----------------------------------------------------------------------------------------- */
+/* ---- Sizes ----------------------------------------------------------------------------------- */
 
 static double nag_step_size(const struct residual *residual, size_t sublayer, double mix) {
     const struct gate *gate = &as_nag(residual)->gates[sublayer];

@@ -174,16 +174,9 @@ static void standard_finish(struct residual *residual, const struct step_rows *s
                             const struct row_list *wanted, struct buffer *logits) {
     (void)step;
     struct standard *standard = as_standard(residual);
-    const struct kernels *kernels = standard->device->kernels;
-    struct rmsnorm norm = {standard->x,     standard->gains[standard->sublayers],
-                           standard->final, wanted,
-                           standard->width, standard->epsilon};
-    kernels->rmsnorm(standard->device, &norm);
-    struct matmul head = {.x = standard->final,
-                          .w = standard->head,
-                          .y = logits,
-                          .rows = kernels->row_count(standard->device, wanted)};
-    kernels->matmul(standard->device, &head);
+    struct norm_head head = {standard->gains[standard->sublayers], standard->final, standard->head,
+                             standard->width, standard->epsilon};
+    norm_head_run(standard->device, &head, standard->x, wanted, logits);
 }
 
 /* A mix of 1 is what a gate gives that skips at no threshold below it; there is no log-norm. */
