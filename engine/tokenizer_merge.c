@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Up to here the plain loop (find the best pair, merge, repeat) beats the heap; words are shorter.
- */
+/* Up to here the plain loop (find the best pair, merge, repeat) beats the heap; words are
+ * shorter. */
 #define MERGE_SHORT_MAX 48
 
 int merge_table_create(struct merge_table *table, size_t count, uint64_t seed,
@@ -90,26 +90,36 @@ static size_t merge_short(const struct merge_table *table, int32_t *ids, size_t 
     return count;
 }
 
-/* ---- Long pre-tokens: a linked list of what is left, a heap of its pairs --------------------- */
+/* ---- Long pre-tokens: parts that grow in place, a heap of their pairs -------------------------- */
 
-#define LINK_END UINT32_MAX
-
-struct merge_node {
-    int32_t id;
-    uint32_t
-        rank; /* of the pair (this, next); MERGE_NONE also once the node has been merged away */
-    uint32_t previous, next;
+/* A part is a token and the positions that it covers, one for each token in the beginning. A word
+ * can be as long as a text, so little is kept: `spans` says at a part's first and at its last
+ * position how many they are, which leads to both its neighbours; ids and ranks count at its first
+ * position. ranks[i] is the rank of the pair (this part, the next); MERGE_NONE also inside parts. */
+struct parts {
+    int32_t *ids;
+    uint32_t *spans, *ranks; /* [length] each */
+    size_t length;
 };
 
 /* rank << 32 | position: the smallest is the lowest rank and, there, the leftmost pair. An entry
- * whose node has another rank by now is stale. Each merge takes one entry out and puts at most two
- * in, so there are never more than twice as many entries as nodes. */
-struct merge_heap {
+ * whose position has another rank by now is stale. No two are equal. The heap may be too small for
+ * all: entries from `limit` on are left out, and are looked for again when those below are gone. */
+struct heap {
     uint64_t *entries;
-    size_t count;
+    size_t count, capacity;
+    uint64_t limit; /* UINT64_MAX: none is left out */
+    uint64_t draw;
 };
 
-static void heap_sink(struct merge_heap *heap, size_t hole) {
+#define HEAP_MIN            ((size_t)4096) /* never too small for a word of half as many tokens */
+#define POSITIONS_PER_ENTRY ((size_t)8)
+
+static uint64_t heap_entry(uint32_t rank, size_t position) {
+    return (uint64_t)rank << 32 | (uint32_t)position;
+}
+
+static void heap_sink(struct heap *heap, size_t hole) {
     uint64_t entry = heap->entries[hole];
     for (;;) {
         size_t child = 2 * hole + 1;
@@ -122,14 +132,40 @@ static void heap_sink(struct merge_heap *heap, size_t hole) {
     heap->entries[hole] = entry;
 }
 
-static uint64_t heap_take(struct merge_heap *heap) {
+static void heap_order(struct heap *heap) {
+    for (size_t i = heap->count / 2; i-- > 0;) heap_sink(heap, i);
+}
+
+static uint64_t heap_take(struct heap *heap) {
     uint64_t least = heap->entries[0];
     heap->entries[0] = heap->entries[--heap->count];
     if (heap->count > 0) heap_sink(heap, 0);
     return least;
 }
 
-static void heap_put(struct merge_heap *heap, uint64_t entry) {
+/* Leaves out what is above an entry near the middle, a quarter at least. The entry is drawn, so that
+ * no text can be made to need many draws. Order is lost. */
+static void heap_lower_limit(struct heap *heap) {
+    size_t less, quarter = heap->count / 4;
+    do {
+        uint64_t drawn = mix_bits(heap->draw += MIX_STEP) % heap->count;
+        heap->limit = heap->entries[drawn];
+        less = 0;
+        for (size_t i = 0; i < heap->count; i++) less += heap->entries[i] < heap->limit;
+    } while (less < quarter || less > heap->count - quarter);
+    size_t kept = 0;
+    for (size_t i = 0; i < heap->count; i++) {
+        if (heap->entries[i] < heap->limit) heap->entries[kept++] = heap->entries[i];
+    }
+    heap->count = kept;
+}
+
+static void heap_put(struct heap *heap, uint64_t entry) {
+    if (entry < heap->limit && heap->count == heap->capacity) {
+        heap_lower_limit(heap);
+        heap_order(heap);
+    }
+    if (entry >= heap->limit) return;
     size_t hole = heap->count++;
     while (hole > 0 && heap->entries[(hole - 1) / 2] > entry) {
         heap->entries[hole] = heap->entries[(hole - 1) / 2];
@@ -138,66 +174,82 @@ static void heap_put(struct merge_heap *heap, uint64_t entry) {
     heap->entries[hole] = entry;
 }
 
-static uint64_t heap_entry(uint32_t rank, size_t position) {
-    return (uint64_t)rank << 32 | (uint32_t)position;
-}
-
-/* Gives the pair that starts at `position` its rank and, if it can be merged, an entry. */
-static void rank_pair(const struct merge_table *table, struct merge_node *nodes,
-                      struct merge_heap *heap, uint32_t position) {
-    struct merge_node *node = &nodes[position];
-    node->rank = node->next == LINK_END ? MERGE_NONE
-                                        : merge_table_rank(table, node->id, nodes[node->next].id);
-    if (node->rank != MERGE_NONE) heap_put(heap, heap_entry(node->rank, position));
-}
-
-static int merge_linked(const struct merge_table *table, struct merge_node *nodes,
-                        struct merge_heap *heap, const atomic_bool *stop, struct error *error) {
-    int result = 0;
-    while (heap->count > 0 && (result = stop_check(stop, error)) == 0) {
-        uint64_t entry = heap_take(heap);
-        uint32_t rank = (uint32_t)(entry >> 32), position = (uint32_t)entry;
-        struct merge_node *left = &nodes[position];
-        if (left->rank != rank) continue;
-        struct merge_node *right = &nodes[left->next];
-        left->id = table->results[rank];
-        left->next = right->next;
-        right->rank = MERGE_NONE;
-        if (left->next != LINK_END) nodes[left->next].previous = position;
-        rank_pair(table, nodes, heap, position);
-        if (left->previous != LINK_END) rank_pair(table, nodes, heap, left->previous);
+/* The least of all pairs that can be merged, as many as there is room for. */
+static void heap_fill(struct heap *heap, const struct parts *parts) {
+    heap->count = 0;
+    heap->limit = UINT64_MAX;
+    for (size_t i = 0; i < parts->length; i += parts->spans[i]) {
+        uint64_t entry = heap_entry(parts->ranks[i], i);
+        if (parts->ranks[i] == MERGE_NONE || entry >= heap->limit) continue;
+        if (heap->count == heap->capacity) heap_lower_limit(heap);
+        if (entry < heap->limit) heap->entries[heap->count++] = entry;
     }
+    heap_order(heap);
+}
+
+/* The part at `position`, or the one behind it, has another token than before. */
+static void rank_pair(const struct merge_table *table, struct parts *parts, struct heap *heap,
+                      size_t position) {
+    size_t next = position + parts->spans[position];
+    uint32_t rank = next < parts->length
+                        ? merge_table_rank(table, parts->ids[position], parts->ids[next])
+                        : MERGE_NONE;
+    if (rank == parts->ranks[position]) return;
+    parts->ranks[position] = rank;
+    if (rank != MERGE_NONE) heap_put(heap, heap_entry(rank, position));
+}
+
+static void merge_pair(const struct merge_table *table, struct parts *parts, struct heap *heap,
+                       size_t position, uint32_t rank) {
+    size_t right = position + parts->spans[position], end = right + parts->spans[right];
+    parts->ids[position] = table->results[rank];
+    parts->spans[position] = parts->spans[end - 1] = (uint32_t)(end - position);
+    parts->ranks[position] = parts->ranks[right] = MERGE_NONE;
+    rank_pair(table, parts, heap, position);
+    if (position > 0) rank_pair(table, parts, heap, position - parts->spans[position - 1]);
+}
+
+static int merge_parts(const struct merge_table *table, struct parts *parts, struct heap *heap,
+                       const atomic_bool *stop, struct error *error) {
+    int result = 0;
+    for (size_t i = 0; i < parts->length; i++) {
+        bool is_last = i + 1 == parts->length;
+        parts->spans[i] = 1;
+        parts->ranks[i] =
+            is_last ? MERGE_NONE : merge_table_rank(table, parts->ids[i], parts->ids[i + 1]);
+    }
+    do {
+        heap_fill(heap, parts);
+        while (heap->count > 0 && (result = stop_check(stop, error)) == 0) {
+            uint64_t entry = heap_take(heap);
+            uint32_t rank = (uint32_t)(entry >> 32), position = (uint32_t)entry;
+            if (parts->ranks[position] == rank) merge_pair(table, parts, heap, position, rank);
+        }
+    } while (result == 0 && heap->limit != UINT64_MAX);
     return result;
 }
 
 static int merge_long(const struct merge_table *table, int32_t *ids, size_t *count,
                       const atomic_bool *stop, struct error *error) {
-    size_t length = *count;
-    struct merge_node *nodes = malloc(length * sizeof *nodes);
-    struct merge_heap heap = {malloc(2 * length * sizeof *heap.entries), 0};
+    size_t length = *count, capacity = length / POSITIONS_PER_ENTRY;
+    if (capacity < HEAP_MIN) capacity = HEAP_MIN;
+    uint32_t *numbers = malloc(2 * length * sizeof *numbers);
+    struct heap heap = {
+        .entries = malloc(capacity * sizeof *heap.entries),
+        .capacity = capacity,
+        .draw = table->seed,
+    };
+    struct parts parts = {ids, numbers, numbers + length, length};
     int result = 0;
-    if (!nodes || !heap.entries) {
-        result = error_set(error, FATHOM_NO_MEMORY, "no memory to tokenize a word of %zu parts",
-                           length);
+    if (!numbers || !heap.entries) {
+        result =
+            error_set(error, FATHOM_NO_MEMORY, "no memory to tokenize a word of %zu parts", length);
     } else {
-        for (size_t i = 0; i < length; i++) {
-            bool last = i + 1 == length;
-            nodes[i] = (struct merge_node){
-                .id = ids[i],
-                .rank = last ? MERGE_NONE : merge_table_rank(table, ids[i], ids[i + 1]),
-                .previous = i ? (uint32_t)(i - 1) : LINK_END,
-                .next = last ? LINK_END : (uint32_t)(i + 1),
-            };
-            if (nodes[i].rank != MERGE_NONE) {
-                heap.entries[heap.count++] = heap_entry(nodes[i].rank, i);
-            }
-        }
-        for (size_t i = heap.count / 2; i-- > 0;) heap_sink(&heap, i);
-        result = merge_linked(table, nodes, &heap, stop, error);
+        result = merge_parts(table, &parts, &heap, stop, error);
         *count = 0;
-        for (uint32_t i = 0; i != LINK_END; i = nodes[i].next) ids[(*count)++] = nodes[i].id;
+        for (size_t i = 0; i < length; i += parts.spans[i]) ids[(*count)++] = ids[i];
     }
-    free(nodes);
+    free(numbers);
     free(heap.entries);
     return result;
 }
