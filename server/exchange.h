@@ -45,6 +45,10 @@ struct exchange {
     bool streams;        /* the answer is under way */
     uint64_t sent_at_ms; /* of the last piece of a stream; uv_now */
 
+    /* Of a long answer that is under way: its body, and how much of that was written. */
+    struct text_buffer body;
+    size_t body_written;
+
     /* For the log line of a completion. */
     const char *tier; /* NULL: no completion; must live as long as the model */
     size_t prompt_tokens, completion_tokens;
@@ -59,7 +63,8 @@ char *exchange_take_body(struct exchange *exchange, size_t *length);
 /* The whole answer; the exchange is over. content_type NULL: no body. */
 void exchange_answer(struct exchange *exchange, int status, const char *content_type,
                      const char *body, size_t length);
-/* 200 with a body that is freed; 500 when it could not be built. */
+/* 200 with a body that the exchange takes over and frees; 500 when it could not be built. A long one
+ * goes out in slices, while the loop serves others. */
 void exchange_answer_text(struct exchange *exchange, const char *content_type,
                           struct text_buffer *body);
 void exchange_answer_json(struct exchange *exchange, struct text_buffer *body);
@@ -77,9 +82,14 @@ void exchange_fail_stream(struct exchange *exchange, const struct api_error *err
 
 /* ---- For the connection ---------------------------------------------------------------------- */
 
+/* A long answer is under way: some of it is still to be written. */
+bool exchange_has_more(const struct exchange *exchange);
+/* Writes the next slice of it; with the last one the exchange is over. */
+void exchange_write_more(struct exchange *exchange);
+
 /* The client left: tells the job, and writes the log line with status 499. */
 void exchange_abandon(struct exchange *exchange);
-/* The server stops: tells the job, and the client with an error. */
+/* The server stops: tells the job, and the client with an error, or by cutting a long answer. */
 void exchange_interrupt(struct exchange *exchange, const struct api_error *error);
 /* A comment when a stream has been silent for long, so that nothing between cuts the connection. */
 void exchange_ping(struct exchange *exchange, uint64_t now_ms);

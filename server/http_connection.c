@@ -83,6 +83,12 @@ static struct connection *connection_of(struct transport *transport) {
     return (struct connection *)((char *)transport - offsetof(struct connection, transport));
 }
 
+/* Some of an answer that is complete is still to be sent. */
+static bool connection_owes(const struct connection *connection) {
+    return exchange_has_more(&connection->exchange) ||
+           (connection->state != CONNECTION_ANSWERING && connection_unsent(connection) > 0);
+}
+
 static void connection_end_input(struct connection *connection, ssize_t why) {
     if (why == UV_EPROTONOSUPPORT && connection->state == CONNECTION_READING) {
         connection_answer_failure(connection, 400, "TLS is spoken here; use https://");
@@ -90,8 +96,7 @@ static void connection_end_input(struct connection *connection, ssize_t why) {
         log_message(&connection->server->log, LOG_DEBUG, "connection dropped: TLS: %s",
                     transport_failure(&connection->transport));
         connection_finish(connection); /* what TLS itself had to say to that is on its way */
-    } else if (why == UV_EOF && connection->state != CONNECTION_ANSWERING &&
-               transport_unsent(&connection->transport) > 0) {
+    } else if (why == UV_EOF && connection_owes(connection)) {
         connection->client_is_done = true;
         if (connection->state == CONNECTION_READING) connection_finish(connection);
     } else {
@@ -189,7 +194,7 @@ static void connection_resume(struct connection *connection) {
     size_t used = connection->ahead_used;
     connection->ahead = (struct text_buffer){0}; /* processing may end the connection */
     connection->ahead_used = 0;
-    connection->is_held = connection->is_due = false;
+    connection->is_held = false;
     if (ahead.length > used) {
         used += connection_process(connection, ahead.data + used, ahead.length - used);
     }
@@ -224,7 +229,11 @@ static void connection_make_due(struct connection *connection) {
 static void connection_hold(struct connection *connection) {
     connection->is_held = true;
     transport_read_stop(&connection->transport);
-    if (!connection_is_behind(connection)) connection_make_due(connection);
+    connection_await_turn(connection);
+}
+
+void connection_await_turn(struct connection *connection) {
+    if (!connection->is_broken && !connection_is_behind(connection)) connection_make_due(connection);
 }
 
 bool connection_take_turns(struct server *server) {
@@ -232,8 +241,13 @@ bool connection_take_turns(struct server *server) {
     for (struct connection *connection = server->connections; connection;
          connection = connection->next) {
         if (!connection->is_due) continue; /* nothing here closes a connection */
+        connection->is_due = false;
         connection->since_ms = uv_now(&server->loop);
-        connection_resume(connection);
+        if (exchange_has_more(&connection->exchange)) {
+            exchange_write_more(&connection->exchange);
+        } else {
+            connection_resume(connection);
+        }
         is_any_due |= connection->is_due;
     }
     return is_any_due;
@@ -342,8 +356,9 @@ static void on_written(struct transport *transport, int status) {
     struct connection *connection = connection_of(transport);
     size_t low_water = connection->server->settings->send_high_water / 2;
     if (status < 0) connection_break(connection, uv_strerror(status));
-    if (status == 0 && connection->is_held && transport_unsent(transport) <= low_water) {
-        connection_make_due(connection);
+    bool waits = connection->is_held || exchange_has_more(&connection->exchange);
+    if (status == 0 && waits && transport_unsent(transport) <= low_water) {
+        connection_await_turn(connection);
     }
 }
 
@@ -528,7 +543,8 @@ void connection_sweep_all(struct server *server) {
 bool connection_all_flushed(const struct server *server) {
     for (const struct connection *connection = server->connections; connection;
          connection = connection->next) {
-        if (connection_unsent(connection) > 0) return false;
+        bool has_more = exchange_has_more(&connection->exchange);
+        if (has_more || connection_unsent(connection) > 0) return false;
     }
     return true;
 }

@@ -5,9 +5,9 @@
  * many are kept as the largest request has. Whoever sends more gets the answers to what was kept,
  * then 429, and the connection's end: what came after was thrown away.
  *
- * Requests that are answered at once come in turns, so that no client keeps the loop to itself, and
- * only while the client takes the answers: nobody can make the server hold more than the high-water
- * mark and one answer.
+ * Requests that are answered at once come in turns, and so do the slices of a long answer, so that
+ * no client keeps the loop to itself; and only while the client takes the answers: nobody can make
+ * the server hold more than the high-water mark and one answer.
  *
  * A client that says that it sends no more (a half-close; under TLS a close_notify) gets the
  * answers that are complete. One that says so while an answer is being made has left: TCP cannot
@@ -43,7 +43,7 @@ struct connection {
     bool is_visitor;     /* over the limit: answers probes, refuses the rest, closes */
     bool is_broken;      /* writing failed or fell behind: closed by the next sweep */
     bool is_held;        /* between requests: waits for its turn, or for the client to take bytes */
-    bool is_due;         /* held, and its turn is the next */
+    bool is_due;         /* its turn comes next: held, or with more of an answer to write */
     bool was_shut_down;  /* our side: everything was sent */
     bool client_is_done; /* its side: no more requests */
     bool was_slow;       /* a timeout ended its request */
@@ -79,6 +79,9 @@ void connection_close_all(struct server *server);
 void connection_write(struct connection *connection, const uv_buf_t *pieces, unsigned count);
 size_t connection_unsent(const struct connection *connection);
 void connection_break(struct connection *connection, const char *why);
+/* The exchange has more to write: exchange_write_more is called in a turn to come, when the client
+ * has taken enough of what was written. */
+void connection_await_turn(struct connection *connection);
 /* The exchange's answer is complete: next request, or the end of the connection. */
 void connection_end_exchange(struct connection *connection, bool keep_alive);
 

@@ -21,16 +21,24 @@ static struct tokenize_job *job_of_work(struct body_work *work) {
     return (struct tokenize_job *)((char *)work - offsetof(struct tokenize_job, work));
 }
 
+/* A large body takes long to free, too. */
+static void free_body(struct tokenize_job *job) {
+    free(job->body);
+    job->body = NULL;
+}
+
 static void job_tokenize(struct body_work *work) {
     struct tokenize_job *job = job_of_work(work);
     job->result = tokenize_answer(&job->server->context, job->body ? job->body : "", job->length,
                                   &work->is_abandoned, &job->out, &job->error);
+    free_body(job);
 }
 
 static void job_detokenize(struct body_work *work) {
     struct tokenize_job *job = job_of_work(work);
     job->result = detokenize_answer(&job->server->context, job->body ? job->body : "", job->length,
                                     &job->out, &job->error);
+    free_body(job);
 }
 
 static void job_finish(struct body_work *work) {

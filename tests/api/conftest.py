@@ -277,9 +277,9 @@ def start_server():
         assert running.process.returncode in (0, -signal.SIGKILL), running.lines[-20:]
 
 
-def read_response(connection):
-    """One response from a socket: status, headers (lower case), body. None at the end."""
-    data = b""
+def read_response(connection, data=b""):
+    """One response from a socket: status, headers (lower case), body. None at the end. `data` of it
+    has been read."""
     while b"\r\n\r\n" not in data:
         piece = connection.recv(1)
         if not piece:

@@ -6,6 +6,7 @@ Leaving is closing, resetting, and closing one side while an answer is being mad
 import concurrent.futures
 import json
 import random
+import signal
 import socket
 import struct
 import time
@@ -249,6 +250,58 @@ def test_large_answer_to_a_slow_but_steady_reader(start_server):
         time.sleep(1)
         status, headers, body = read_response(connection)
     assert status == 200 and len(json.loads(body)["choices"]) == 64
+
+
+LONG_REQUEST = POST + length(json.dumps({"prompt": "q z, " * (256 << 10), "return_token_strs": True}).encode())
+
+
+def is_long_answer(answer):
+    status, _, body = answer
+    found = json.loads(body)
+    return (status == 200 and len(body) > 8 << 20 and "".join(found["token_strs"]).count("q z, ") == 256 << 10
+            and found["count"] == len(found["tokens"]) == len(found["token_strs"]))
+
+
+@pytest.mark.parametrize("way", ["fast", "slow", "half-close"])
+def test_long_answers_go_out_in_slices(arena, way):
+    """Whole and in order, with others served meanwhile, however they are read."""
+    with arena.connect(receive_buffer=4096 if way == "slow" else None) as connection:
+        connection.sendall(LONG_REQUEST + (GET + b"\r\n") * (way != "half-close"))
+        first = connection.recv(1)
+        if way == "slow":
+            assert arena.complete(max_tokens=2).status_code == 200
+        if way == "half-close" and not arena.trust:
+            connection.shutdown(socket.SHUT_WR)
+        assert is_long_answer(read_response(connection, first))
+        if way != "half-close":
+            assert read_response(connection)[0] == 200
+    arena.wait_idle()
+
+
+@pytest.mark.parametrize("way", ["close", "reset"])
+def test_leaving_in_a_long_answer(arena, way):
+    opened, left_before = arena.descriptors(), count_left(arena)
+    connection = arena.connect(receive_buffer=4096)
+    connection.sendall(LONG_REQUEST)
+    connection.recv(1)
+    leave(connection, way == "reset")
+    arena.wait_descriptors(opened)
+    wait_until(lambda: count_left(arena) == left_before + 1)
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["read", "unread"])
+def test_stopping_in_a_long_answer(start_server, reads):
+    """It is finished, or cut when the time is over."""
+    server = start_server(drain_timeout=30 if reads else 0.5)
+    with server.connect(receive_buffer=4096) as connection:
+        connection.sendall(LONG_REQUEST)
+        first = connection.recv(1)
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for("termination: finishing")
+        if reads:
+            assert is_long_answer(read_response(connection, first))
+        assert server.process.wait(60) == 0
+    assert any("drain timeout" in line for line in server.lines) != reads
 
 
 def test_ping_in_silence(start_server):
