@@ -1,9 +1,10 @@
-/* POST /v1/completions: from a body to engine requests, from engine events to an answer or a
- * stream.
+/* POST /v1/completions and /v1/chat/completions: from a body to engine requests, from engine events
+ * to an answer or a stream.
  *
  * A job is one request. It lives from its acceptance until the engine has said its last word on
- * every sequence, which may be long after the client has left. Its sequences' addresses are the
- * engine's ids: an address is not used again while the engine may still speak of it.
+ * every choice, which may be long after the client has left. Its choices' addresses are the
+ * engine's ids: an address is not used again while the engine may still speak of it. Loop thread
+ * only, but for job_prepare.
  */
 #include <stddef.h>
 #include <stdio.h>
@@ -19,7 +20,7 @@
 
 struct job_choice {
     struct completion_job *job;
-    size_t choice;
+    size_t index;  /* of the completion's choices */
     bool is_live;  /* accepted by the engine, EVENT_FINISHED not yet seen */
     bool is_ready; /* in the job's list */
     struct job_choice *next_ready;
@@ -43,10 +44,10 @@ struct completion_job {
     bool has_request;
     struct api_error error; /* status != 0: the answer */
     struct completion *completion;
-    struct job_choice *sequences;
+    struct job_choice *choices; /* [completion_choice_count] */
     size_t live_count;
-    struct job_choice *ready_sequences;
-    bool is_ready; /* in the server's list */
+    struct job_choice *ready_choices; /* list: events came, to be written */
+    bool is_ready;                    /* in the server's list */
     bool failed;
     bool expired; /* failed because it waited too long in the queue */
     struct completion_job *next_ready;
@@ -56,7 +57,7 @@ struct completion_job {
 static void job_prepare(struct body_work *work);
 static void job_begin(struct body_work *work);
 static int job_submit(struct completion_job *job);
-static void job_take_event(struct job_choice *sequence, const struct engine_event *event);
+static void job_take_event(struct job_choice *choice, const struct engine_event *event);
 static void job_write(struct completion_job *job);
 static void job_fail(struct completion_job *job);
 static void job_cancel(struct completion_job *job);
@@ -162,25 +163,25 @@ static int job_submit(struct completion_job *job) {
         return FATHOM_NO_MEMORY;
     }
     size_t count = completion_choice_count(job->completion);
-    job->sequences = calloc(count, sizeof *job->sequences);
-    if (!job->sequences) {
+    job->choices = calloc(count, sizeof *job->choices);
+    if (!job->choices) {
         return api_error_set(&job->error, 500, NULL, NULL, "there is no memory for the choices");
     }
     job->exchange->tier = server->context.model->tiers[job->request.tier].name;
-    for (size_t choice = 0; choice < count; choice++) {
-        struct job_choice *sequence = &job->sequences[choice];
+    for (size_t i = 0; i < count; i++) {
+        struct job_choice *choice = &job->choices[i];
         struct engine_request request;
         struct error error;
-        sequence->job = job;
-        sequence->choice = choice;
-        completion_fill(job->completion, choice, (uint64_t)(uintptr_t)sequence, &request);
+        choice->job = job;
+        choice->index = i;
+        completion_fill(job->completion, i, (uint64_t)(uintptr_t)choice, &request);
         int result = engine_submit(server->engine, &request, &error);
         if (result != 0) {
             api_error_from_engine(&job->error, &error);
             if (result == FATHOM_FULL) job->error.retry_after_s = retry_after(server);
             return result;
         }
-        sequence->is_live = true;
+        choice->is_live = true;
         job->live_count++;
     }
     return 0;
@@ -188,11 +189,11 @@ static int job_submit(struct completion_job *job) {
 
 /* ---- Events ---------------------------------------------------------------------------------- */
 
-static void job_make_ready(struct completion_job *job, struct job_choice *sequence) {
-    if (!sequence->is_ready) {
-        sequence->is_ready = true;
-        sequence->next_ready = job->ready_sequences;
-        job->ready_sequences = sequence;
+static void job_make_ready(struct completion_job *job, struct job_choice *choice) {
+    if (!choice->is_ready) {
+        choice->is_ready = true;
+        choice->next_ready = job->ready_choices;
+        job->ready_choices = choice;
     }
     if (!job->is_ready) {
         job->is_ready = true;
@@ -206,8 +207,8 @@ void completions_take_events(struct server *server) {
     if (!server->engine) return;
     size_t count = engine_take_events(server->engine, server->events, EVENT_BATCH);
     for (size_t i = 0; i < count; i++) {
-        struct job_choice *sequence = (struct job_choice *)(uintptr_t)server->events[i].id;
-        job_take_event(sequence, &server->events[i]);
+        struct job_choice *choice = (struct job_choice *)(uintptr_t)server->events[i].id;
+        job_take_event(choice, &server->events[i]);
     }
     while (server->ready_jobs) {
         struct completion_job *job = server->ready_jobs;
@@ -220,7 +221,7 @@ void completions_take_events(struct server *server) {
     if (count == EVENT_BATCH) uv_async_send(&server->engine_wakeup);
 }
 
-static void job_observe_token(struct completion_job *job, struct job_choice *sequence) {
+static void job_observe_token(struct completion_job *job, struct job_choice *choice) {
     struct request_metrics *metrics = &job->server->metrics.tiers[job->request.tier];
     uint64_t now = time_now_ns();
     if (job->first_token_ns == 0) {
@@ -228,25 +229,25 @@ static void job_observe_token(struct completion_job *job, struct job_choice *seq
         histogram_observe_ns(&metrics->time_to_first_token, now - job->exchange->started_ns);
         job->exchange->ttft_ms = (double)(now - job->exchange->started_ns) / 1e6;
     }
-    if (sequence->last_token_ns != 0) {
-        histogram_observe_ns(&metrics->inter_token, now - sequence->last_token_ns);
+    if (choice->last_token_ns != 0) {
+        histogram_observe_ns(&metrics->inter_token, now - choice->last_token_ns);
     }
-    sequence->last_token_ns = job->last_token_ns = now;
+    choice->last_token_ns = job->last_token_ns = now;
 }
 
-static void job_take_event(struct job_choice *sequence, const struct engine_event *event) {
-    struct completion_job *job = sequence->job;
+static void job_take_event(struct job_choice *choice, const struct engine_event *event) {
+    struct completion_job *job = choice->job;
     if (event->kind == EVENT_FINISHED) {
-        sequence->is_live = false;
+        choice->is_live = false;
         job->live_count--;
     }
-    job_make_ready(job, sequence);
+    job_make_ready(job, choice);
     if (!job->exchange) return;
-    if (event->kind == EVENT_TOKEN) job_observe_token(job, sequence);
-    unsigned flags = completion_push(job->completion, sequence->choice, event);
+    if (event->kind == EVENT_TOKEN) job_observe_token(job, choice);
+    unsigned flags = completion_push(job->completion, choice->index, event);
     if (flags & PUSH_FAILED) job->failed = true;
     if (event->kind == EVENT_FINISHED && event->finish == FINISH_EXPIRED) job->expired = true;
-    if ((flags & PUSH_CANCEL) && sequence->is_live) engine_cancel(job->server->engine, event->id);
+    if ((flags & PUSH_CANCEL) && choice->is_live) engine_cancel(job->server->engine, event->id);
 }
 
 /* ---- Answers --------------------------------------------------------------------------------- */
@@ -264,8 +265,8 @@ static void job_account(struct completion_job *job) {
         double steps = (double)(usage.completion_tokens - choices) / (double)choices;
         exchange->tpot_ms = (double)(job->last_token_ns - job->first_token_ns) / 1e6 / steps;
     }
-    for (size_t choice = 0; choice < choices; choice++) {
-        const char *reason = completion_finish_reason(job->completion, choice);
+    for (size_t i = 0; i < choices; i++) {
+        const char *reason = completion_finish_reason(job->completion, i);
         bool is_length = reason && strcmp(reason, "length") == 0;
         metrics->finished[is_length ? FINISH_LENGTH : FINISH_STOP]++;
     }
@@ -285,12 +286,12 @@ static struct exchange *job_detach(struct completion_job *job) {
 
 static void job_write_stream(struct completion_job *job, bool is_done) {
     struct text_buffer out = {0};
-    for (struct job_choice *sequence = job->ready_sequences, *next; sequence; sequence = next) {
-        next = sequence->next_ready;
-        sequence->is_ready = false;
-        completion_write_chunk(job->completion, sequence->choice, &out);
+    for (struct job_choice *choice = job->ready_choices, *next; choice; choice = next) {
+        next = choice->next_ready;
+        choice->is_ready = false;
+        completion_write_chunk(job->completion, choice->index, &out);
     }
-    job->ready_sequences = NULL;
+    job->ready_choices = NULL;
     if (is_done && job->request.include_usage) completion_write_usage_chunk(job->completion, &out);
     if (is_done) stream_write_done(&out);
     if (out.failed) {
@@ -304,19 +305,23 @@ static void job_write_stream(struct completion_job *job, bool is_done) {
     if (is_done) exchange_end_stream(job_detach(job));
 }
 
+static void job_write_failure(struct completion_job *job) {
+    enum finish_reason reason = job->expired ? FINISH_EXPIRED : FINISH_ERROR;
+    job->server->metrics.tiers[job->request.tier].finished[reason]++;
+    if (job->expired) {
+        api_error_set(&job->error, 503, "queue_timeout", NULL,
+                      "the request waited in the queue for more than %.15g s; try again",
+                      (double)job->server->settings->engine.queue_timeout_ms / 1e3);
+        job->error.retry_after_s = retry_after(job->server);
+    } else {
+        api_error_set(&job->error, 500, NULL, NULL, "the engine could not finish this request");
+    }
+    job_fail(job);
+}
+
 static void job_write(struct completion_job *job) {
     if (job->failed) {
-        enum finish_reason reason = job->expired ? FINISH_EXPIRED : FINISH_ERROR;
-        job->server->metrics.tiers[job->request.tier].finished[reason]++;
-        if (job->expired) {
-            api_error_set(&job->error, 503, "queue_timeout", NULL,
-                          "the request waited in the queue for more than %.15g s",
-                          (double)job->server->settings->engine.queue_timeout_ms / 1e3);
-            job->error.retry_after_s = retry_after(job->server);
-        } else {
-            api_error_set(&job->error, 500, NULL, NULL, "the engine could not finish this request");
-        }
-        job_fail(job);
+        job_write_failure(job);
         return;
     }
     bool is_done = completion_is_done(job->completion);
@@ -342,12 +347,12 @@ static void job_fail(struct completion_job *job) {
 }
 
 static void job_cancel(struct completion_job *job) {
-    size_t count = job->sequences ? completion_choice_count(job->completion) : 0;
-    for (size_t choice = 0; choice < count; choice++) {
-        struct job_choice *sequence = &job->sequences[choice];
-        if (!sequence->is_live) continue;
-        job->server->metrics.sequences_cancelled++;
-        engine_cancel(job->server->engine, (uint64_t)(uintptr_t)sequence);
+    size_t count = job->choices ? completion_choice_count(job->completion) : 0;
+    for (size_t i = 0; i < count; i++) {
+        struct job_choice *choice = &job->choices[i];
+        if (!choice->is_live) continue;
+        job->server->metrics.choices_cancelled++;
+        engine_cancel(job->server->engine, (uint64_t)(uintptr_t)choice);
     }
 }
 
@@ -366,7 +371,7 @@ static void job_release_if_done(struct completion_job *job) {
     job->server->job_count--;
     completion_destroy(job->completion);
     if (job->has_request) completion_request_free(&job->request);
-    free(job->sequences);
+    free(job->choices);
     free(job->body);
     free(job);
 }

@@ -106,12 +106,16 @@ static void page_step_errors(struct page *page) {
     }
 }
 
-static void page_engine(struct page *page) {
+static void page_load(struct page *page) {
     const struct engine_stats *stats = &page->stats;
     page_value(page, "fathom_num_requests_running", "gauge", "Sequences in steps.",
                (double)stats->running);
     page_value(page, "fathom_num_requests_waiting", "gauge", "Sequences in the queue.",
                (double)stats->waiting);
+}
+
+static void page_kv(struct page *page) {
+    const struct engine_stats *stats = &page->stats;
     page_value(page, "fathom_kv_cache_usage_ratio", "gauge", "KV blocks in use, 0 to 1.",
                ratio(stats->kv_blocks_used, stats->kv_blocks_total));
     page_value(page, "fathom_kv_blocks_used", "gauge", "KV blocks in use.",
@@ -131,6 +135,10 @@ static void page_engine(struct page *page) {
                (double)stats->kv_bytes_saved);
     page_value(page, "fathom_kv_bytes_budget", "gauge", "KV bytes that may be used.",
                (double)stats->kv_bytes_budget);
+}
+
+static void page_work(struct page *page) {
+    const struct engine_stats *stats = &page->stats;
     page_value(page, "fathom_prompt_tokens_total", "counter", "Prompt tokens executed.",
                (double)stats->prompt_tokens);
     page_value(page, "fathom_generation_tokens_total", "counter", "Tokens generated.",
@@ -139,12 +147,17 @@ static void page_engine(struct page *page) {
                "Sequences put back for lack of KV.", (double)stats->preemptions);
     page_value(page, "fathom_requests_cancelled_total", "counter",
                "Sequences cancelled: nobody waits for them any more.",
-               (double)page->server->metrics.sequences_cancelled);
+               (double)page->server->metrics.choices_cancelled);
     page_value(page, "fathom_requests_expired_total", "counter",
                "Sequences that waited too long for their first step.", (double)stats->expired);
     page_value(page, "fathom_queue_drain_seconds", "gauge",
                "Until those waiting will have started, by how fast others ended lately.",
                stats->drain_seconds);
+}
+
+static void page_steps(struct page *page) {
+    const struct engine_stats *stats = &page->stats;
+    const char *name = "fathom_bodies_total";
     page_value(page, "fathom_steps_total", "counter", "Steps of the engine.", (double)stats->steps);
     page_value(page, "fathom_step_rows_total", "counter", "Rows over all steps.",
                (double)stats->step_rows);
@@ -153,9 +166,7 @@ static void page_engine(struct page *page) {
     page_value(page, "fathom_step_predicted_seconds_total", "counter",
                "Time in steps, as predicted before each.", (double)stats->predicted_ns_total / 1e9);
     page_step_errors(page);
-    page_start(page, "fathom_bodies_total", "counter",
-               "Sub-layer executions by how their rows were run.");
-    const char *name = "fathom_bodies_total";
+    page_start(page, name, "counter", "Sub-layer executions by how their rows were run.");
     page_line(page, name, (double)stats->body_none, "body", "none", NULL, NULL);
     page_line(page, name, (double)stats->body_dense, "body", "dense", NULL, NULL);
     page_line(page, name, (double)stats->body_gather, "body", "gather", NULL, NULL);
@@ -298,7 +309,10 @@ void metrics_write(struct server *server, struct text_buffer *out) {
     struct page page = {.out = out, .server = server, .model = &no_model};
     if (server->model) page.model = model_get_info(server->model);
     if (server->engine) engine_get_stats(server->engine, &page.stats);
-    page_engine(&page);
+    page_load(&page);
+    page_kv(&page);
+    page_work(&page);
+    page_steps(&page);
     page_sublayers(&page, "fathom_sublayers_run_total", "Sub-layers run, times rows.",
                    page.stats.attn_run, page.stats.mlp_run);
     page_sublayers(&page, "fathom_sublayers_skipped_total", "Sub-layers skipped, times rows.",

@@ -31,7 +31,7 @@ struct metrics {
     struct request_metrics tiers[TIERS_MAX];
     uint64_t auto_choices[TIERS_MAX][AUTO_REASONS];
     uint64_t responses[STATUS_CODES]; /* by HTTP status; 499: the client left first */
-    uint64_t sequences_cancelled;     /* not those that a stop string ended */
+    uint64_t choices_cancelled;       /* not those that a stop string ended */
     struct histogram loop_lag;        /* how late the loop comes to what is due */
 };
 
