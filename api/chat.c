@@ -10,11 +10,6 @@
 static const char *const unsupported[] = {"tool_calls", "tool_call_id", "function_call", "audio",
                                           "refusal"};
 
-static int refuse_member(const char *name, struct api_error *error) {
-    return api_error_set(error, 400, "unsupported_parameter", name, "%s is not supported here",
-                         name);
-}
-
 static int read_role(const json_t *message, const char *path, enum chat_role *role,
                      struct api_error *error) {
     static const struct {
@@ -90,7 +85,7 @@ static int read_message(const json_t *value, const char *path, struct chat_messa
         bool is_empty = json_is_array(member) && json_array_size(member) == 0;
         if (!member || is_empty) continue;
         snprintf(name, sizeof name, "%s.%s", path, unsupported[i]);
-        return refuse_member(name, error);
+        return refuse_unsupported(name, error);
     }
     int result = read_role(value, path, &message->role, error);
     return result ? result : read_content(value, path, &message->content, error);

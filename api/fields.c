@@ -221,6 +221,11 @@ int value_to_tokens(const json_t *array, const char *name, size_t vocab, struct 
     return 0;
 }
 
+int refuse_unsupported(const char *name, struct api_error *error) {
+    return api_error_set(error, 400, "unsupported_parameter", name,
+                         "%s is not supported here; leave it out", name);
+}
+
 int refuse_no_memory(struct api_error *error) {
     return api_error_set(error, 500, NULL, NULL, "no memory for this request");
 }

@@ -44,6 +44,9 @@ bool value_is_word(const json_t *value, const char *word);
 int value_to_tokens(const json_t *array, const char *name, size_t vocab, struct token_list *list,
                     struct api_error *error);
 
+/* 400 unsupported_parameter: the field is known, and not done here. */
+int refuse_unsupported(const char *name, struct api_error *error);
+
 /* 500, for the one thing that is not the client's mistake. */
 int refuse_no_memory(struct api_error *error);
 /* 503, which nobody reads: the work was given up. */

@@ -82,8 +82,7 @@ int unsupported_refuse(const json_t *body, bool is_chat, struct api_error *error
         const char *name = unsupported[i].name;
         const json_t *value = field_get(body, name);
         if (!value || asks_for_nothing(value, unsupported[i].neutral)) continue;
-        return api_error_set(error, 400, "unsupported_parameter", name, "%s is not supported here",
-                             name);
+        return refuse_unsupported(name, error);
     }
     const json_t *format = field_get(body, "response_format");
     if (format && !value_is_word(json_object_get(format, "type"), "text")) {

@@ -1,11 +1,7 @@
 /* fathom bench: flags to settings, then the load generator. */
 #include "server/command.h"
 
-#include <stdio.h>
-
 #include "bench/bench.h"
-
-#define COUNT(array) (sizeof(array) / sizeof *(array))
 
 static const struct bench_settings settings_default = {
     .endpoint = "completions",
@@ -89,7 +85,7 @@ int cmd_bench(int argc, char **argv) {
                     "  fathom bench http://127.0.0.1:8080 -r 5 -d 60 -q full:1,balanced:3 --html "
                     "run.html",
         .flags = flags,
-        .flag_count = COUNT(flags),
+        .flag_count = sizeof flags / sizeof *flags,
         .positional_count = 1,
         .positionals = &s.url,
     };
@@ -99,7 +95,8 @@ int cmd_bench(int argc, char **argv) {
     if (result != 0) return command_fail("bench", &error, EXIT_USAGE);
     bool valid = false;
     result = bench_run(&s, &valid, &error);
-    if (result != 0)
+    if (result != 0) {
         return command_fail("bench", &error, result == FATHOM_INVALID ? EXIT_USAGE : EXIT_FAILED);
+    }
     return valid ? EXIT_OK : EXIT_FAILED;
 }

@@ -29,22 +29,15 @@ static int select_tiers(const struct model *model, const char *list, size_t *tie
         return (int)info->tier_count;
     }
     int count = 0;
-    if (!*list) return error_set(error, FATHOM_INVALID, "--quality names no tier");
-    while (*list) {
-        char name[TIER_NAME_MAX] = "";
+    do {
         size_t length = strcspn(list, ",");
-        if (length < sizeof name) memcpy(name, list, length);
-        int tier = model_find_tier(model, name);
-        if (tier < 0) {
-            return error_set(error, FATHOM_INVALID,
-                             "no tier '%.*s'; 'fathom inspect' lists those of the model",
-                             (int)length, list);
-        }
-        if (count == TIERS_MAX)
+        if (count == TIERS_MAX) {
             return error_set(error, FATHOM_INVALID, "--quality names over %d tiers", TIERS_MAX);
-        tiers[count++] = (size_t)tier;
+        }
+        int result = command_find_tier(model, "quality", list, length, &tiers[count++], error);
+        if (result != 0) return result;
         list += length + (list[length] == ',');
-    }
+    } while (*list);
     return count;
 }
 

@@ -59,15 +59,12 @@ static enum finish_reason follow(const struct model *model, struct engine *engin
 
 static int build_prompt(const struct model *model, const char *text, struct token_list *tokens,
                         struct error *error) {
-    if (!model_get_tokenizer(model)) {
-        return error_set(error, FATHOM_UNSUPPORTED,
-                         "the model has no tokenizer.json, so text cannot be read");
-    }
-    const struct tokenizer *tokenizer = model_get_tokenizer(model);
+    const struct tokenizer *tokenizer = command_tokenizer(model, error);
+    if (!tokenizer) return FATHOM_UNSUPPORTED;
     int32_t start = model_start_token(model_get_info(model), tokenizer, *text == '\0');
     if (*text == '\0' && start < 0) {
         return error_set(error, FATHOM_INVALID,
-                         "the prompt is empty and the model has no start token");
+                         "the prompt is empty and the model has no start token; give -p some text");
     }
     int result = start >= 0 ? token_list_push(tokens, start, error) : 0;
     if (result != 0) return result;
@@ -76,25 +73,26 @@ static int build_prompt(const struct model *model, const char *text, struct toke
 
 static int generate(struct model *model, const struct generate_flags *flags, struct error *error) {
     const struct model_info *info = model_get_info(model);
-    int tier = flags->quality ? model_find_tier(model, flags->quality) : (int)info->default_tier;
-    if (tier < 0) {
-        return error_set(error, FATHOM_INVALID,
-                         "no tier '%s'; 'fathom inspect' lists those of the model", flags->quality);
-    }
+    const char *quality = flags->quality;
+    size_t tier = info->default_tier;
     struct token_list tokens = {0};
     struct engine *engine = NULL;
     struct engine_options options = {
         .kv_budget = model_kv_bytes(info, info->context),
         .max_sequences = 1,
     };
-    int result = build_prompt(model, flags->prompt, &tokens, error);
+    int result = 0;
+    if (quality) {
+        result = command_find_tier(model, "quality", quality, strlen(quality), &tier, error);
+    }
+    if (result == 0) result = build_prompt(model, flags->prompt, &tokens, error);
     if (result == 0) result = engine_create(model, &options, &engine, error);
     struct engine_request request = {
         .id = 1,
         .prompt = tokens.ids,
         .prompt_length = tokens.count,
         .max_tokens = flags->max_tokens,
-        .tier = tier,
+        .tier = (int32_t)tier,
         .sampling = {.temperature = (float)flags->temperature,
                      .top_p = (float)flags->top_p,
                      .top_k = (int32_t)flags->top_k,
@@ -108,9 +106,11 @@ static int generate(struct model *model, const struct generate_flags *flags, str
         printf("%s", flags->prompt);
         enum finish_reason finish = follow(model, engine, flags, &usage);
         printf("\n");
-        print_summary(model, &usage, (size_t)tier);
-        if (finish == FINISH_ERROR)
-            result = error_set(error, FATHOM_INVALID, "the model gave no usable probabilities");
+        print_summary(model, &usage, tier);
+        if (finish == FINISH_ERROR) {
+            result = error_set(error, FATHOM_INVALID,
+                               "the model gave no usable probabilities: its logits are not finite");
+        }
     }
     engine_destroy(engine);
     free(tokens.ids);

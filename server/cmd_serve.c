@@ -1,13 +1,9 @@
 /* fathom serve: flags to settings, then the server. */
 #include "server/command.h"
 
-#include <stdio.h>
-#include <string.h>
-
 #include "server/server.h"
 
-#define COUNT(array) (sizeof(array) / sizeof *(array))
-#define TIB          1099511627776.0
+#define TIB 1099511627776.0
 
 /* A step's target when none is given. On a slow machine decoding alone may take it: prompts still
  * have two thirds of a step, or first tokens would come later than without any target. */
@@ -166,7 +162,7 @@ int cmd_serve(int argc, char **argv) {
                     "       -d '{\"model\": \"fathom-tiny\", \"prompt\": \"Once upon a time\", "
                     "\"max_tokens\": 32}'",
         .flags = flags,
-        .flag_count = COUNT(flags),
+        .flag_count = sizeof flags / sizeof *flags,
         .positional_count = 1,
         .positionals = &values.model_path,
     };

@@ -77,18 +77,44 @@ int command_load_model(const char *path, const struct model_flags *flags, struct
     return result;
 }
 
+const struct tokenizer *command_tokenizer(const struct model *model, struct error *error) {
+    const struct tokenizer *tokenizer = model_get_tokenizer(model);
+    if (!tokenizer) {
+        error_set(error, FATHOM_UNSUPPORTED,
+                  "%s has no tokenizer.json, so text cannot be read; copy the one that belongs to "
+                  "the model into its folder",
+                  model_get_info(model)->path);
+    }
+    return tokenizer;
+}
+
 int command_read_tokens(const struct model *model, const char *path, struct token_list *tokens,
                         size_t *bytes, struct error *error) {
     char *text;
     size_t size;
-    if (!model_get_tokenizer(model)) {
-        return error_set(error, FATHOM_UNSUPPORTED,
-                         "the model has no tokenizer.json, so text cannot be read");
-    }
+    const struct tokenizer *tokenizer = command_tokenizer(model, error);
+    if (!tokenizer) return FATHOM_UNSUPPORTED;
     int result = file_read(path, TEXT_LIMIT, &text, &size, error);
     if (result != 0) return result;
-    result = tokenizer_encode(model_get_tokenizer(model), text, size, false, tokens, error);
+    result = tokenizer_encode(tokenizer, text, size, false, tokens, error);
     free(text);
     if (bytes) *bytes = size;
     return result;
+}
+
+int command_find_tier(const struct model *model, const char *flag, const char *name, size_t length,
+                      size_t *tier, struct error *error) {
+    const struct model_info *info = model_get_info(model);
+    char names[TIERS_MAX * (TIER_NAME_MAX + 2)] = "";
+    for (size_t i = 0; i < info->tier_count; i++) {
+        const char *known = info->tiers[i].name;
+        if (strlen(known) == length && memcmp(known, name, length) == 0) {
+            *tier = i;
+            return 0;
+        }
+        size_t used = strlen(names);
+        snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", known);
+    }
+    return error_set(error, FATHOM_INVALID, "--%s names no tier '%.*s'; the model has %s", flag,
+                     (int)(length < TIER_NAME_MAX ? length : TIER_NAME_MAX), name, names);
 }

@@ -8,7 +8,8 @@
 
 enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
-/* Each takes argv[0] = its own name and returns the process's exit code. */
+/* Each takes argv[0] = its own name and returns the process's exit code; usage and results go to
+ * standard output, errors and figures by the way to standard error. */
 int cmd_serve(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
 int cmd_eval(int argc, char **argv);
@@ -52,15 +53,23 @@ int model_flags_options(const struct model_flags *flags, struct model_options *o
 int command_load_model(const char *path, const struct model_flags *flags, struct model **model,
                        struct error *error);
 
-/* Reads a text file and tokenizes it; *bytes (may be NULL) is its size. */
+/* The model's tokenizer; NULL, and an error that says so, where it has none. */
+const struct tokenizer *command_tokenizer(const struct model *model, struct error *error);
+
+/* Reads a text file, of 1 GiB at most, and tokenizes it, special tokens as ordinary text; *bytes
+ * (may be NULL) is its size. */
 int command_read_tokens(const struct model *model, const char *path, struct token_list *tokens,
                         size_t *bytes, struct error *error);
+
+/* The index of the tier name[0..length), which --FLAG named; the error lists those of the model. */
+int command_find_tier(const struct model *model, const char *flag, const char *name, size_t length,
+                      size_t *tier, struct error *error);
 
 /* Prints "fathom NAME: message" and returns `code`. */
 int command_fail(const char *name, const struct error *error, int code);
 
-/* Draws "label [####    ] 42 %  detail" on standard error over the last one, if it is a terminal.
- */
+/* Draws "label [####    ] 42 %  detail" on standard error over the last one, if it is a
+ * terminal. */
 void command_bar(const char *label, double fraction, const char *detail);
 void command_bar_clear(void);
 

@@ -1,10 +1,10 @@
 #include "server/lifecycle.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "server/command.h"
 #include "server/http_connection.h"
 #include "server/server.h"
 
@@ -48,23 +48,6 @@ static void loader_run(void *context) {
     uv_async_send(&server->lifecycle.loaded);
 }
 
-static int find_tier(const struct server *server, const char *flag, const char *name, size_t *tier,
-                     struct error *error) {
-    const struct model_info *info = model_get_info(server->model);
-    int found = model_find_tier(server->model, name);
-    if (found < 0) {
-        char names[TIERS_MAX * (TIER_NAME_MAX + 1)] = "";
-        for (size_t i = 0; i < info->tier_count; i++) {
-            size_t length = strlen(names);
-            snprintf(names + length, sizeof names - length, " %s", info->tiers[i].name);
-        }
-        return error_set(error, FATHOM_INVALID, "--%s %s: the model has the tiers%s", flag, name,
-                         names);
-    }
-    *tier = (size_t)found;
-    return 0;
-}
-
 static size_t find_lowest_tier(const struct model_info *info) {
     size_t lowest = 0;
     for (size_t i = 1; i < info->tier_count; i++) {
@@ -85,10 +68,13 @@ static int find_tiers(struct server *server, struct error *error) {
     choices->floor = find_lowest_tier(info);
     int result = 0;
     if (name && !context->default_is_auto) {
-        result = find_tier(server, "default-quality", name, &context->default_tier, error);
+        result = command_find_tier(server->model, "default-quality", name, strlen(name),
+                                   &context->default_tier, error);
     }
-    if (result == 0 && settings->auto_floor) {
-        result = find_tier(server, "auto-floor", settings->auto_floor, &choices->floor, error);
+    name = settings->auto_floor;
+    if (result == 0 && name) {
+        result = command_find_tier(server->model, "auto-floor", name, strlen(name), &choices->floor,
+                                   error);
     }
     return result;
 }
@@ -103,13 +89,11 @@ static int lifecycle_adopt(struct server *server, struct error *error) {
         return loader->result;
     }
     const struct model_info *info = model_get_info(server->model);
-    if (!model_get_tokenizer(server->model)) {
-        return error_set(error, FATHOM_INVALID, "%s has no tokenizer.json", info->path);
-    }
     struct api_context *context = &server->context;
+    context->tokenizer = command_tokenizer(server->model, error);
+    if (!context->tokenizer) return FATHOM_UNSUPPORTED;
     if (!server->settings->served_name) context->served_name = info->name;
     context->model = info;
-    context->tokenizer = model_get_tokenizer(server->model);
     context->created = server->started_at;
     context->chat_format = server->settings->chat_format;
     context->max_sequence = engine_max_sequence(server->engine);

@@ -1,6 +1,7 @@
 #include "server/server.h"
 
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -216,20 +217,23 @@ static void server_free(struct server *server) {
 int server_run(const struct serve_settings *settings) {
     struct server *server = calloc(1, sizeof *server);
     struct error error;
-    if (!server) return 1;
+    if (!server) {
+        fprintf(stderr, "error: no memory for a server\n");
+        return EXIT_FAILURE;
+    }
     server->settings = settings;
     int result = server_open(server, &error);
     if (result != 0) {
         log_message(&server->log, LOG_ERROR, "%s", error.message);
         server_free(server);
-        return 1;
+        return EXIT_FAILURE;
     }
     result = lifecycle_watch_signals(server, &error);
     if (result == 0) result = server_listen(server, &error);
     if (result == 0) result = lifecycle_load(server, &error);
     if (result != 0) {
         log_message(&server->log, LOG_ERROR, "%s", error.message);
-        server->lifecycle.exit_code = 1;
+        server->lifecycle.exit_code = EXIT_FAILURE;
         server_close_handles(server);
     } else {
         uv_timer_start(&server->sweep, on_sweep, SWEEP_MS, SWEEP_MS);
