@@ -13,6 +13,10 @@
  *   completion_write_chunk ...   after a batch of events, when streaming
  *   completion_write_response    when completion_is_done, when not streaming
  *   completion_destroy, completion_request_free
+ *
+ * A function that returns int gives 0, or a negative enum fathom_error with the answer that the
+ * client gets in `error`, never NULL. What a writer appends is whole and valid, or the buffer's
+ * `failed` is set.
  */
 #ifndef FATHOM_API_H
 #define FATHOM_API_H
@@ -30,9 +34,9 @@ struct text_buffer {
     bool failed;
 };
 
-void text_append(struct text_buffer *buffer, const char *bytes, size_t length);
-void text_append_string(struct text_buffer *buffer, const char *string); /* NUL-terminated */
-void text_append_number(struct text_buffer *buffer, uint64_t number);          /* decimal */
+void text_append(struct text_buffer *buffer, const char *bytes, size_t length); /* amortised O(n) */
+void text_append_string(struct text_buffer *buffer, const char *string);        /* NUL-terminated */
+void text_append_number(struct text_buffer *buffer, uint64_t number);           /* decimal */
 void text_append_format(struct text_buffer *buffer, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 /* A JSON string with its quotes. Whatever the bytes are, the result is valid JSON in valid UTF-8:
@@ -55,8 +59,7 @@ struct api_context {
     const char *chat_format; /* --chat-format, a known name; NULL: what the tokenizer's files say */
 };
 
-/* The chat formats there are, for messages: "chatml, llama3, ...". */
-extern const char chat_format_names[];
+extern const char chat_format_names[]; /* for messages: "chatml, llama3, ..." */
 bool chat_format_is_known(const char *name);
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
@@ -82,18 +85,18 @@ int api_error_set(struct api_error *error, int status, const char *code, const c
  * 400, NOT_FOUND 404, else 500. */
 int api_error_from_engine(struct api_error *error, const struct error *cause);
 
-/* {"error":{"message":...,"type":...,"param":...|null,"code":...|null}} */
+/* The body of the answer: {"error":{"message":...,"type":...,"param":...|null,"code":...|null}} */
 void api_error_write(const struct api_error *error, struct text_buffer *out);
 
 /* ---- A completion request, checked ----------------------------------------------------------- */
 
 #define PROMPTS_MAX        256
-#define CHOICES_MAX        128 /* n */
-#define STOPS_MAX          16
-#define STOP_BYTES_MAX     1024
-#define MAX_TOKENS_DEFAULT 16
-#define CACHE_SALT_MAX     256
-#define JSON_DEPTH_MAX     64
+#define CHOICES_MAX        128  /* n */
+#define STOPS_MAX          16   /* stop strings, */
+#define STOP_BYTES_MAX     1024 /* of so many bytes each */
+#define MAX_TOKENS_DEFAULT 16   /* of a completion; a chat has the rest of the context */
+#define CACHE_SALT_MAX     256  /* bytes */
+#define JSON_DEPTH_MAX     64   /* arrays and objects within each other */
 
 /* A place in a chat's text. What is before it and what is behind it are tokenized apart, and a
  * token of the chat format stands between them (-1: none). */
@@ -141,7 +144,7 @@ struct completion_request {
     int32_t stop_tokens[STOP_TOKENS_MAX];
     size_t stop_token_count;
     int32_t top_logprobs; /* -1: no logprobs; 0..TOP_LOGPROBS_MAX */
-    char *cache_salt; /* malloc'd, at most CACHE_SALT_MAX bytes; NULL: none */
+    char *cache_salt;     /* malloc'd, at most CACHE_SALT_MAX bytes; NULL: none */
     bool ignore_eos, echo, return_depth, service_tier;
     bool stream, include_usage, continuous_usage;
 };
@@ -169,6 +172,7 @@ int completion_request_tokenize(const struct api_context *context,
                                 struct completion_request *request, const atomic_bool *stop,
                                 struct api_error *error);
 
+/* Frees what the request holds, not the struct. Only after a parse that succeeded. */
 void completion_request_free(struct completion_request *request);
 
 /* ---- A completion under way ------------------------------------------------------------------ */
@@ -222,8 +226,8 @@ void completion_write_response(const struct completion *completion, struct text_
 
 /* Streaming: one event "data: {...}\n\n" with what became visible since the last one, and the
  * finish_reason with the last text; of a chat, the first time, one with the role before it. Writes
- * nothing and returns false when there is nothing to say,
- * so it may be called for any choice after any number of pushes. What was written is forgotten. */
+ * nothing and returns false when there is nothing to say, so it may be called for any choice after
+ * any number of pushes. What was written is forgotten. */
 bool completion_write_chunk(struct completion *completion, size_t choice, struct text_buffer *out);
 
 /* The chunk with "choices":[] and the usage; for include_usage, after all others. Needs
@@ -254,7 +258,8 @@ int detokenize_answer(const struct api_context *context, const char *body, size_
 
 /* GET /version; backend and isa may be NULL (not loaded yet): null. */
 struct version_info {
-    const char *version, *build, *backend, *isa;
+    const char *version, *build; /* of Fathom; the compiler's */
+    const char *backend, *isa;   /* "cpu", "avx2" */
 };
 void version_write(const struct version_info *info, struct text_buffer *out);
 

@@ -34,8 +34,8 @@ struct error {
 int error_set(struct error *error, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Puts "prefix: " before the message, to say in which file or field it happened. Returns the code.
- */
+/* Puts "prefix: " before the message, to say in which file or field it happened. Returns the
+ * error's code; FATHOM_INVALID where `error` is NULL. */
 int error_prefix(struct error *error, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
@@ -53,14 +53,16 @@ static inline bool size_multiply(size_t a, size_t b, size_t *result) {
     return true;
 }
 
-/* Parses "4096", "512KiB", "64MiB", "2GiB" (no sign, no fraction, no spaces) into bytes. */
+/* Parses "4096", "4096B", "512KiB", "64MiB", "2GiB" (no sign, no fraction, no spaces) into bytes.
+ * FATHOM_INVALID for anything else, or more than SIZE_MAX. */
 int size_parse(const char *text, size_t *bytes, struct error *error);
 
-/* Writes "17.2 MiB" style text into `out`; returns `out`. */
+/* Writes "640 B" or "17.2 MiB", up to TiB, into `out` (32 bytes are enough); returns `out`. */
 const char *size_format(size_t bytes, char *out, size_t out_size);
 
-/* Reads a whole file of at most `limit` bytes. *data is malloc'd, NUL-terminated after *size bytes.
- */
+/* Reads a whole regular file of at most `limit` bytes. *data is malloc'd, NUL-terminated after
+ * *size bytes; the caller frees it. FATHOM_NOT_FOUND, FATHOM_IO, FATHOM_NO_MEMORY, or
+ * FATHOM_INVALID for a file that is too long, or is no file; the error names the path. */
 int file_read(const char *path, size_t limit, char **data, size_t *size, struct error *error);
 
 enum utf8_state {
@@ -74,13 +76,14 @@ enum utf8_state {
  * replaced by one U+FFFD when invalid. */
 enum utf8_state utf8_scan(const char *bytes, size_t length, size_t *used);
 
-/* How large a JSON text is as a tree, from its punctuation outside of strings: a value of two bytes
- * of text becomes a hundred bytes of tree. Whether it is valid JSON is not looked at. */
 struct json_extent {
     size_t depth;          /* of the deepest bracket */
     size_t containers;     /* arrays and objects */
     size_t commas, colons; /* there are at most containers + commas + colons + 1 keys and values */
 };
+
+/* How large a JSON text is as a tree, from its punctuation outside of strings: a value of two bytes
+ * of text becomes a hundred bytes of tree. Whether it is valid JSON is not looked at. Linear. */
 struct json_extent json_measure(const char *text, size_t length);
 
 /* The finaliser of splitmix64 (Steele, Lea, Flood 2014): every input bit moves every output bit. To

@@ -9,7 +9,7 @@
  * Output tokens are those that the server's usage states; where it states none, chunks with text
  * are counted. A chunk may hold several tokens: ITL is then so much longer than TPOT.
  *
- * One thread, one libuv loop. The workload is a function of the seed alone.
+ * One thread, one libuv loop of its own. The workload is a function of the seed alone.
  */
 #ifndef FATHOM_BENCH_H
 #define FATHOM_BENCH_H
@@ -54,8 +54,11 @@ struct bench_settings {
     const char *json, *csv, *html; /* files to write; NULL: none; "-": standard output */
 };
 
-/* Runs every point and reports. FATHOM_INVALID: a setting is wrong, nothing was sent. *valid: no
- * point was spoiled by this program itself lagging, and not every request failed. */
+/* Runs every point, one after another, and reports: a table on standard output (or on standard
+ * error, if the former takes a file) and the files that the settings name. Returns when all is done
+ * or a signal has ended it. FATHOM_INVALID: a setting is wrong, nothing was sent, and the error
+ * names the flag. *valid: no point was spoiled by this program itself lagging, and not every
+ * request failed. */
 int bench_run(const struct bench_settings *settings, bool *valid, struct error *error);
 
 #endif

@@ -80,9 +80,9 @@ struct decisions {
     size_t sublayers;     /* L */
 };
 
-/* Where a layer caches only the rows that run it: they take the places of their slot in order, those
- * that earlier steps left. One that does not run gets the place before, or 0: it may be read, and
- * what is computed of it is ignored. */
+/* Where a layer caches only the rows that run it: they take the places of their slot in order,
+ * those that earlier steps left. One that does not run gets the place before, or 0: it may be read,
+ * and what is computed of it is ignored. */
 struct kv_place {
     const struct buffer *taken; /* int32 [layers, slots] */
     size_t layer;
@@ -271,8 +271,8 @@ struct kernels {
     const char *name; /* "cpu", "cuda" */
     void (*close)(struct device *device);
 
-    /* Memory. `create` returns NULL and fills error. write/read copy `size` bytes at byte `offset`.
-     */
+    /* Memory. `create` returns NULL and fills error. write/read copy `size` bytes at byte
+     * `offset`. */
     struct buffer *(*buffer_create)(struct device *, size_t bytes, struct error *);
     void (*buffer_destroy)(struct device *, struct buffer *); /* NULL is allowed */
     size_t (*buffer_bytes)(const struct buffer *);
@@ -281,8 +281,8 @@ struct kernels {
     /* Several reads that wait for the device once. */
     void (*read_all)(struct device *, const struct copy *, size_t count);
 
-    /* Bytes that may go to a KV cache where nobody says how many: what is free, less a reserve. NULL
-     * where memory is the host's. */
+    /* Bytes that may go to a KV cache where nobody says how many: what is free, less a reserve.
+     * NULL where memory is the host's. */
     size_t (*memory_spare)(const struct device *);
 
     /* Activations: [rows, width] in the type in which the device computes with such weights (as in
@@ -306,8 +306,8 @@ struct kernels {
     /* device_preferred_weights. */
     enum dtype (*preferred_weights)(const struct device *, enum dtype type);
 
-    /* Bytes that one block (KV_BLOCK_TOKENS positions of all layers, K and V) takes in the arena.
-     */
+    /* Bytes that one block (KV_BLOCK_TOKENS positions of all layers, K and V) takes in the
+     * arena. */
     size_t (*kv_block_bytes)(const struct kv_layer *);
 
     /* Rows in a list: exact where the host can know it at once, an upper bound elsewhere. */
