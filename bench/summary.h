@@ -1,5 +1,5 @@
-/* What a run's records come to: counts, rates, distributions, goodput; of all and per tier. Pure.
- */
+/* What a run's records come to: counts, rates, distributions, goodput; of all and per tier.
+ * Pure. */
 #ifndef FATHOM_BENCH_SUMMARY_H
 #define FATHOM_BENCH_SUMMARY_H
 

@@ -241,8 +241,8 @@ static void write_text(const struct workload *workload, uint64_t conversation, s
     text_free(&text);
 }
 
-/* The answers in between stand for real ones: what is asked must not depend on what was answered.
- */
+/* The answers in between stand for real ones: what is asked must not depend on what was
+ * answered. */
 static void write_messages(const struct workload *workload, uint64_t conversation, size_t turn,
                            struct text_buffer *body) {
     text_append_string(body, ",\"messages\":[");

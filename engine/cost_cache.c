@@ -26,7 +26,7 @@ static double *point_time(struct cost_point *point, size_t i) {
     return times[i];
 }
 
-/* ---- Which file ---- */
+/* ---- Which file ------------------------------------------------------------------------------ */
 
 /* "model name : AMD EPYC" of /proc/cpuinfo, or nothing. */
 static void read_processor(char *name, size_t size) {
@@ -63,7 +63,7 @@ static int find_path(const struct model *model, const char *key, char *path, str
     return error_set(error, FATHOM_INVALID, "the path of the cost cache is too long");
 }
 
-/* ---- Reading ---- */
+/* ---- Reading --------------------------------------------------------------------------------- */
 
 /* As measuring makes them: what more rows add is never less. */
 static int parse_point(const json_t *value, struct cost_point before, struct cost_point *point,
@@ -141,7 +141,7 @@ int cost_cache_read(const struct model *model, struct cost_model *cost, struct e
     return 0;
 }
 
-/* ---- Writing ---- */
+/* ---- Writing --------------------------------------------------------------------------------- */
 
 static void print_cost(FILE *out, const char *key, const struct cost_model *cost) {
     fprintf(out,

@@ -31,7 +31,8 @@ struct engine {
     struct sampler sampler;
     struct engine_stats stats;
     uint16_t *attn_depth, *mlp_depth; /* [max_step_rows] sub-layers that ran for each row */
-    float *temperature; /* [max_step_rows] as struct batch wants them; NULL: the device draws nothing */
+    /* [max_step_rows] as struct batch wants them; NULL: the device draws nothing */
+    float *temperature;
     double *uniform;
     uint32_t *skips; /* [parts of a step, kv_groups] rows that took no place in the KV cache */
     uint64_t busy_ns, ended_ns; /* when it last woke; when a request last ended since, or 0 */

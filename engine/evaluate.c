@@ -14,8 +14,7 @@ static double negative_log_likelihood(const float *logits, size_t vocab, int32_t
     return log(sum) + (double)top - (double)logits[target];
 }
 
-/* ---- Windows
- * --------------------------------------------------------------------------------------- */
+/* ---- Windows --------------------------------------------------------------------------------- */
 
 int window_runner_create(struct model *model, size_t window, struct window_runner *runner,
                          struct error *error) {
@@ -80,8 +79,7 @@ void window_runner_step(struct window_runner *runner, const int32_t *window, siz
     }
 }
 
-/* ---- Sums
- * ------------------------------------------------------------------------------------------ */
+/* ---- Sums ------------------------------------------------------------------------------------ */
 
 struct totals {
     double nll, saved, savable; /* FLOPs */

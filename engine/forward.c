@@ -7,8 +7,8 @@
  * layer has a block table of its own, and rows have places in it that are known only once the rows
  * that run are.
  *
- * The host chooses a body where it knows how many rows run. A device that keeps that to itself packs
- * them in any case, and leaves out what follows when there are none. */
+ * The host chooses a body where it knows how many rows run. A device that keeps that to itself
+ * packs them in any case, and leaves out what follows when there are none. */
 #include "engine/forward.h"
 
 #include "engine/cost.h"
@@ -70,8 +70,7 @@ void kv_arena_destroy(struct model *model, struct kv_arena *arena) {
     free(arena);
 }
 
-/* ---- One sub-layer
- * --------------------------------------------------------------------------------- */
+/* ---- One sub-layer --------------------------------------------------------------------------- */
 
 enum body { NONE, DENSE, GATHER };
 
@@ -216,8 +215,7 @@ static void run_mlp(struct model *model, size_t block, enum body body) {
     branch_end(model, body);
 }
 
-/* ---- One step
- * -------------------------------------------------------------------------------------- */
+/* ---- One step -------------------------------------------------------------------------------- */
 
 bool model_draws(const struct model *model) {
     return model->device->kernels->draw != NULL;
@@ -272,8 +270,13 @@ static void read_results(struct model *model, const struct batch *batch,
         while (first < end && batch->temperature[end - 1] >= 0) end--;
     }
     if (first < end) {
-        copies[count++] = (struct copy){model->scratch.logits, first * row, 0, (end - first) * row, 1,
-                                        (char *)host->logits + first * row};
+        copies[count++] = (struct copy){
+            .from = model->scratch.logits,
+            .offset = first * row,
+            .width = (end - first) * row,
+            .rows = 1,
+            .to = (char *)host->logits + first * row,
+        };
     }
     model->device->kernels->read_all(model->device, copies, count);
     result->logits = first < end ? host->logits : NULL;

@@ -26,8 +26,9 @@ struct batch {
     size_t slots, blocks_per_slot;
     const int32_t *logit_rows; /* ascending rows whose logits are wanted */
     size_t logit_count;
-    /* Where the device draws [logit_count]: the temperature of the next token, 0 for the best, below
-     * 0 for the row's logits in its place; and the uniform of the draw. NULL: the logits of all. */
+    /* Where the device draws, [logit_count]: the temperature of the next token, 0 for the best,
+     * below 0 for the row's logits in its place; and the uniform of the draw, in [0, 1). NULL: the
+     * logits of all. */
     const float *temperature;
     const double *uniform;
     int body;                      /* BODY_* */

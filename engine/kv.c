@@ -48,7 +48,7 @@ void kv_destroy(struct kv *kv) {
     memset(kv, 0, sizeof *kv);
 }
 
-/* ---- Idle blocks: a list by last use ---- */
+/* ---- Idle blocks: a list by last use --------------------------------------------------------- */
 
 static void idle_append(struct kv *kv, int32_t block) {
     struct kv_block *entry = &kv->block[block];
@@ -66,7 +66,7 @@ static void idle_remove(struct kv *kv, int32_t block) {
     kv->idle_count--;
 }
 
-/* ---- Taking and letting go ---- */
+/* ---- Taking and letting go ------------------------------------------------------------------- */
 
 static int32_t take_block(struct kv *kv) {
     if (kv->free_count > 0) return kv->free_blocks[--kv->free_count];

@@ -1,5 +1,5 @@
-/* Runs windows of text straight through a model, without an engine: for evaluation and calibration.
- */
+/* Runs windows of text straight through a model, without an engine: for evaluation and
+ * calibration. */
 #ifndef FATHOM_MEASURE_H
 #define FATHOM_MEASURE_H
 

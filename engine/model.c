@@ -10,8 +10,7 @@
 
 #define DEFAULT_STEP_ROWS 256
 
-/* ---- Weights
- * --------------------------------------------------------------------------------------- */
+/* ---- Weights --------------------------------------------------------------------------------- */
 
 struct loader {
     struct model *model;
@@ -162,8 +161,7 @@ static int make_rope(struct model *model, struct error *error) {
     return model->rope ? 0 : error->code;
 }
 
-/* ---- Scratch
- * --------------------------------------------------------------------------------------- */
+/* ---- Scratch --------------------------------------------------------------------------------- */
 
 static int make_step_buffers(struct model *model, struct error *error) {
     struct scratch *scratch = &model->scratch;
@@ -246,8 +244,7 @@ static int make_host_results(struct model *model, struct error *error) {
                      rows);
 }
 
-/* ---- Description
- * ----------------------------------------------------------------------------------- */
+/* ---- Description ----------------------------------------------------------------------------- */
 
 static void describe_flops(struct model *model) {
     const struct config *config = &model->config;
@@ -307,11 +304,10 @@ static void describe_shape(struct model *model, const struct model_options *opti
     describe_flops(model);
 }
 
-/* ---- Public
- * ---------------------------------------------------------------------------------------- */
+/* ---- Public ---------------------------------------------------------------------------------- */
 
-/* 16-bit weights lose nothing when the file has the same; a file keeps its precision unless asked.
- */
+/* 16-bit weights lose nothing when the file has the same; a file keeps its precision unless
+ * asked. */
 static enum dtype choose_weights(struct model *model, enum weight_type asked) {
     static const enum dtype types[] = {[WEIGHTS_F32] = DTYPE_F32,
                                        [WEIGHTS_BF16] = DTYPE_BF16,
@@ -369,8 +365,8 @@ static void describe_ends(struct model *model) {
     for (size_t i = 0; i < config->eos_count; i++) add_eos(info, config->eos[i]);
 }
 
-/* The tokenizer is optional for whoever brings token ids; its ids must be ones that the model has.
- */
+/* The tokenizer is optional for whoever brings token ids; its ids must be ones that the model
+ * has. */
 static int load_tokenizer(struct model *model, struct error *error) {
     int result = checkpoint_load_tokenizer(model->checkpoint, &model->tokenizer, error);
     if (result != 0 && result != FATHOM_NOT_FOUND) return result;

@@ -24,8 +24,8 @@ int pretokenizer_create(const json_t *description, struct pretokenizer **pretoke
                         struct error *error);
 void pretokenizer_destroy(struct pretokenizer *pretokenizer); /* NULL is allowed */
 
-/* ByteLevel's add_prefix_space: the caller puts a space before a text that does not start with one.
- */
+/* ByteLevel's add_prefix_space: the caller puts a space before a text that does not start with
+ * one. */
 bool pretokenizer_adds_prefix_space(const struct pretokenizer *pretokenizer);
 
 /* Some text may be left out of the pre-tokens. */

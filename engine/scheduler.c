@@ -129,7 +129,7 @@ static size_t rows_left(const struct scheduler *scheduler) {
     return scheduler->limits.max_step_rows - scheduler->step.rows;
 }
 
-/* ---- Time ---- */
+/* ---- Time ------------------------------------------------------------------------------------ */
 
 /* The work of the sequence's next rows; what they will skip is not known, what the last ones
  * skipped is. */
@@ -193,7 +193,7 @@ static size_t rows_in_time(const struct scheduler *scheduler, const struct seque
     return low;
 }
 
-/* ---- Rows ---- */
+/* ---- Rows ------------------------------------------------------------------------------------ */
 
 /* The next `rows` rows of a sequence become part of the step. */
 static void step_add(struct scheduler *scheduler, struct sequence *sequence, size_t rows,

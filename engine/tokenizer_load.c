@@ -487,8 +487,7 @@ static int load_added_tokens(struct loading *loading) {
     return result;
 }
 
-/* ---- The other members of tokenizer.json
- * ---------------------------------------------------------- */
+/* ---- The other members of tokenizer.json ----------------------------------------------------- */
 
 static int load_normalizer(struct tokenizer *tokenizer, const json_t *normalizer,
                            struct error *error) {

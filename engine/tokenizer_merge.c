@@ -90,7 +90,7 @@ static size_t merge_short(const struct merge_table *table, int32_t *ids, size_t 
     return count;
 }
 
-/* ---- Long pre-tokens: parts that grow in place, a heap of their pairs -------------------------- */
+/* ---- Long pre-tokens: parts that grow in place, a heap of their pairs ------------------------ */
 
 /* A part is a token and the positions that it covers, one for each token in the beginning. A word
  * can be as long as a text, so little is kept: `spans` says at a part's first and at its last
@@ -104,7 +104,7 @@ struct parts {
 
 /* rank << 32 | position: the smallest is the lowest rank and, there, the leftmost pair. An entry
  * whose position has another rank by now is stale. No two are equal. The heap may be too small for
- * all: entries from `limit` on are left out, and are looked for again when those below are gone. */
+ * all: entries from `limit` on are left out, to be looked for again when those below are gone. */
 struct heap {
     uint64_t *entries;
     size_t count, capacity;
@@ -143,8 +143,8 @@ static uint64_t heap_take(struct heap *heap) {
     return least;
 }
 
-/* Leaves out what is above an entry near the middle, a quarter at least. The entry is drawn, so that
- * no text can be made to need many draws. Order is lost. */
+/* Leaves out what is above an entry near the middle, a quarter at least. The entry is drawn, so
+ * that no text can be made to need many draws. Order is lost. */
 static void heap_lower_limit(struct heap *heap) {
     size_t less, quarter = heap->count / 4;
     do {

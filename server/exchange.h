@@ -63,8 +63,8 @@ char *exchange_take_body(struct exchange *exchange, size_t *length);
 /* The whole answer; the exchange is over. content_type NULL: no body. */
 void exchange_answer(struct exchange *exchange, int status, const char *content_type,
                      const char *body, size_t length);
-/* 200 with a body that the exchange takes over and frees; 500 when it could not be built. A long one
- * goes out in slices, while the loop serves others. */
+/* 200 with a body that the exchange takes over and frees; 500 when it could not be built. A long
+ * one goes out in slices, while the loop serves others. */
 void exchange_answer_text(struct exchange *exchange, const char *content_type,
                           struct text_buffer *body);
 void exchange_answer_json(struct exchange *exchange, struct text_buffer *body);

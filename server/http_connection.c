@@ -233,7 +233,8 @@ static void connection_hold(struct connection *connection) {
 }
 
 void connection_await_turn(struct connection *connection) {
-    if (!connection->is_broken && !connection_is_behind(connection)) connection_make_due(connection);
+    if (connection->is_broken || connection_is_behind(connection)) return;
+    connection_make_due(connection);
 }
 
 bool connection_take_turns(struct server *server) {

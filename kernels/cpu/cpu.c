@@ -31,7 +31,8 @@ static void cpu_read_all(struct device *device, const struct copy *copies, size_
         const struct copy *copy = &copies[i];
         for (size_t row = 0; row < copy->rows; row++) {
             size_t at = row * copy->stride;
-            cpu_read(device, copy->from, copy->offset + at, (unsigned char *)copy->to + at, copy->width);
+            unsigned char *to = (unsigned char *)copy->to + at;
+            cpu_read(device, copy->from, copy->offset + at, to, copy->width);
         }
     }
 }

@@ -121,7 +121,8 @@ static uint64_t random_draw(uint64_t range) {
 static void permute(std::vector<unsigned> *order, unsigned count) {
     order->resize(count);
     for (unsigned i = 0; i < count; i++) (*order)[i] = i;
-    for (unsigned i = count; seed && i > 1; i--) std::swap((*order)[i - 1], (*order)[random_draw(i)]);
+    for (unsigned i = count; seed && i > 1; i--)
+        std::swap((*order)[i - 1], (*order)[random_draw(i)]);
 }
 
 static void thread_main() {

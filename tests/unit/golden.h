@@ -1,5 +1,5 @@
-/* Golden files of the reference (tests/reference/README.md), for the tests that run a whole model.
- */
+/* Golden files of the reference (tests/reference/README.md), for the tests that run a whole
+ * model. */
 #ifndef FATHOM_TESTS_GOLDEN_H
 #define FATHOM_TESTS_GOLDEN_H
 

@@ -550,8 +550,8 @@ static void test_version(void **state) {
     json_decref(json);
 }
 
-/* Whatever bytes go in, a JSON string of valid UTF-8 comes out, and valid text comes out as it was.
- */
+/* Whatever bytes go in, a JSON string of valid UTF-8 comes out, and valid text comes out as it
+ * was. */
 static void test_json_strings(void **state) {
     (void)state;
     struct text_buffer out = {0};

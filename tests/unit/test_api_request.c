@@ -1,8 +1,8 @@
 /* What POST /v1/completions refuses, and that each refusal names its field. */
 #include "test_api.h"
 
-/* `body` is what follows "model" and "prompt", unless it starts with '{' or '!' (the whole body).
- */
+/* `body` is what follows "model" and "prompt", unless it starts with '{' or '!' (the whole
+ * body). */
 struct refusal {
     const char *body;
     int status;

@@ -79,8 +79,8 @@ static size_t reference_decode(const unsigned char *bytes, size_t length, bool i
     return used;
 }
 
-/* Where the first stop string to be complete ends (position *end) and begins; SIZE_MAX if none is.
- */
+/* Where the first stop string to be complete ends (position *end) and begins; SIZE_MAX if none
+ * is. */
 static size_t reference_find(const char *text, size_t length, size_t from,
                              const struct completion_request *request) {
     for (size_t end = from; end <= length; end++) {
@@ -112,8 +112,7 @@ static size_t reference_held(const char *text, size_t length, size_t from,
     return held;
 }
 
-/* ---- One trial
- * ----------------------------------------------------------------------------------- */
+/* ---- One trial ------------------------------------------------------------------------------- */
 
 struct trial {
     int32_t tokens[TOKENS_MAX];
@@ -289,8 +288,7 @@ static void check_response(const struct trial *trial, const struct outcome *expe
     completion_destroy(completion);
 }
 
-/* ---- Random trials
- * ------------------------------------------------------------------------------- */
+/* ---- Random trials --------------------------------------------------------------------------- */
 
 static int32_t byte_token(unsigned char byte) {
     struct token_list list = {0};
@@ -430,8 +428,7 @@ static void test_chunks_add_up(void **state) {
     assert_in_range(matches, 300, 2700); /* else the trials prove little */
 }
 
-/* ---- Single cases that say what is meant
- * --------------------------------------------------------- */
+/* ---- Single cases that say what is meant ----------------------------------------------------- */
 
 struct script {
     struct completion_request request;

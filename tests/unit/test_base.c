@@ -76,8 +76,7 @@ static void files_are_read_whole_within_a_limit(void **state) {
                      FATHOM_NOT_FOUND);
 }
 
-/* ---- Flags
- * ------------------------------------------------------------------------------------------ */
+/* ---- Flags ----------------------------------------------------------------------------------- */
 
 struct values {
     const char *text, *positional;

@@ -1,5 +1,5 @@
-/* The load generator reads whatever a server sends: in any pieces, to one judgement, never a crash.
- */
+/* The load generator reads whatever a server sends: in any pieces, to one judgement, never a
+ * crash. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -5,8 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* ---- config.json
- * --------------------------------------------------------------------------------- */
+/* ---- config.json ----------------------------------------------------------------------------- */
 
 static void reads_every_key_of_config(void **state) {
     (void)state;
@@ -139,8 +138,7 @@ static void limits_the_size_of_config(void **state) {
     expect_refusal(FATHOM_INVALID, "the limit is 1048576", "1 MiB and one byte");
 }
 
-/* ---- Folders and weights
- * ------------------------------------------------------------------------- */
+/* ---- Folders and weights --------------------------------------------------------------------- */
 
 static void says_what_is_expected_where(void **state) {
     (void)state;

@@ -95,7 +95,7 @@ static void test_measured(void **state) {
     }
 }
 
-/* ---- The cache ---- */
+/* ---- The cache ------------------------------------------------------------------------------- */
 
 static struct model *cached_model(const char *folder) {
     struct model_options options = {

@@ -83,8 +83,7 @@ static struct trace run_tokens(struct run *run, size_t tier, size_t chunk, int b
     return trace;
 }
 
-/* ---- Against the reference
- * -------------------------------------------------------------------------- */
+/* ---- Against the reference ------------------------------------------------------------------- */
 
 static struct trace load_expected(const struct run *run, const struct safetensors *file,
                                   const char *tier) {
@@ -206,8 +205,7 @@ static void bundled_model_agrees(void **state) {
     run_close(&run);
 }
 
-/* ---- Bit for bit
- * ------------------------------------------------------------------------------------ */
+/* ---- Bit for bit ----------------------------------------------------------------------------- */
 
 static void assert_same_bits(const struct run *run, const struct trace *a, const struct trace *b) {
     size_t cells = run->count * run->model->info.sublayers;

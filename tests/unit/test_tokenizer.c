@@ -237,8 +237,8 @@ static void test_long_texts(void **state) {
     free(text);
 }
 
-/* Marks out of order by the thousand come out ordered by class, and within a class as they stood.
- */
+/* Marks out of order by the thousand come out ordered by class, and within a class as they
+ * stood. */
 static void test_many_marks(void **state) {
     (void)state;
     struct tokenizer *tokenizer = load("nfc");
@@ -584,8 +584,8 @@ static void test_config(void **state) {
     assert_int_equal(load_made(NULL, NULL, &tokenizer, NULL), FATHOM_NOT_FOUND);
 }
 
-/* A pattern that tries every way to cut a text, and never matches: given up, with every byte kept.
- */
+/* A pattern that tries every way to cut a text, and never matches: given up, with every byte
+ * kept. */
 static void test_exploding_patterns(void **state) {
     (void)state;
     static const char *const patterns[] = {"(?:a+)+b", "(?:a|aa)+b", "a*a*a*a*b", "(?:(?:a|b)*c)*d",

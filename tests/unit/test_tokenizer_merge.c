@@ -77,7 +77,8 @@ static void check_word(const struct vocabulary_of_pairs *pairs, const int32_t *w
     struct error error = {0};
     memcpy(expected, word, length * sizeof *word);
     size_t count = merge_plainly(pairs, expected, length);
-    for (size_t i = 0; i < length; i++) assert_int_equal(token_list_push(&list, word[i], &error), 0);
+    for (size_t i = 0; i < length; i++)
+        assert_int_equal(token_list_push(&list, word[i], &error), 0);
     assert_int_equal(merge_tokens(&pairs->table, &list, 0, NULL, &error), 0);
     assert_int_equal(list.count, count);
     assert_memory_equal(list.ids, expected, count * sizeof *expected);
