@@ -76,7 +76,7 @@ enum body { NONE, DENSE, GATHER };
 
 static enum body choose_body(const struct model *model, const struct row_list *running,
                              const struct batch *batch, size_t sublayer) {
-    if (batch->body == BODY_DENSE) return DENSE;
+    if (batch->body == BODY_DENSE || !running) return DENSE;
     size_t count = model->device->kernels->row_count(model->device, running);
     if (count == 0) return NONE;
     if (batch->body == BODY_GATHER || model->device->kernels->lists_are_packed) return GATHER;
@@ -323,10 +323,11 @@ static void issue_operations(struct model *model, struct kv_arena *arena, const 
 static void issue_step(struct model *model, struct kv_arena *arena, const struct batch *batch,
                        size_t bodies[3]) {
     const struct kernels *kernels = model->device->kernels;
-    struct step_shape shape = {&model->scratch.step, batch->logit_count, batch->body != BODY_DENSE,
+    bool is_packed = batch->body != BODY_DENSE && residual_skips(model->residual);
+    struct step_shape shape = {&model->scratch.step, batch->logit_count, is_packed,
                                is_drawn(model, batch), arena->buffer};
     if (kernels->step_begin && !kernels->step_begin(model->device, &shape)) {
-        bodies[batch->body == BODY_DENSE ? DENSE : GATHER] = model->info.sublayers;
+        bodies[shape.is_packed ? GATHER : DENSE] = model->info.sublayers;
         return;
     }
     do {
@@ -337,7 +338,7 @@ static void issue_step(struct model *model, struct kv_arena *arena, const struct
 
 /* A device that packs rows by itself was given sub-layers for which there were none. */
 static void count_empty(const struct model *model, const struct batch *batch, size_t bodies[3]) {
-    if (!model->device->kernels->lists_are_packed || batch->body == BODY_DENSE) return;
+    if (!model->device->kernels->lists_are_packed || bodies[GATHER] == 0) return;
     size_t empty = 0;
     for (size_t l = 0; l < model->info.sublayers; l++) {
         empty += !memchr(model->host.run + l * model->info.max_step_rows, 1, batch->rows);

@@ -32,7 +32,8 @@ struct residual_kind {
     /* What the branch of the coming sub-layer reads: f32 [rows, hidden]. */
     const struct buffer *(*input)(const struct residual *residual);
 
-    /* The rows that run the coming sub-layer: decided when the one before ended. */
+    /* The rows that run the coming sub-layer: decided when the one before ended. NULL where nothing
+     * is ever skipped: all of them. */
     const struct row_list *(*decide)(const struct residual *residual);
 
     /* Adds the branch's output f to the rows that ran (packed: row i of f is the i-th running row;

@@ -18,7 +18,6 @@ struct standard {
     struct buffer **gains;     /* [sublayers + 1] of [d]; the last is the final norm's */
     struct buffer *x, *normed; /* f32 [rows, d] */
     struct buffer *final;      /* [rows, d]: what the head reads */
-    struct row_list all;       /* 0..rows of the step - 1 */
 };
 
 static struct standard *as_standard(const struct residual *residual) {
@@ -65,23 +64,14 @@ static int create_state(struct standard *standard, enum dtype weights, struct er
     standard->normed = kernels->buffer_create(device, bytes, error);
     if (!standard->normed) return error->code;
     standard->final = kernels->activation_create(device, rows, standard->width, weights, error);
-    if (!standard->final) return error->code;
-    standard->all.count = kernels->buffer_create(device, sizeof(int32_t), error);
-    if (!standard->all.count) return error->code;
-    standard->all.indices = kernels->buffer_create(device, rows * sizeof(int32_t), error);
-    if (!standard->all.indices) return error->code;
-    for (int32_t row = 0; (size_t)row < rows; row++) {
-        kernels->write(device, standard->all.indices, (size_t)row * sizeof row, &row, sizeof row);
-    }
-    return 0;
+    return standard->final ? 0 : error->code;
 }
 
 static void standard_destroy(struct residual *residual) {
     if (!residual) return;
     struct standard *standard = as_standard(residual);
     const struct kernels *kernels = standard->device->kernels;
-    struct buffer *buffers[] = {standard->table, standard->x,           standard->normed,
-                                standard->final, standard->all.indices, standard->all.count};
+    struct buffer *buffers[] = {standard->table, standard->x, standard->normed, standard->final};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
         kernels->buffer_destroy(standard->device, buffers[i]);
     for (size_t l = 0; standard->gains && l <= standard->sublayers; l++)
@@ -95,11 +85,6 @@ static int standard_create(struct device *device, const struct checkpoint *check
                            size_t max_rows, enum dtype weights, struct residual **residual,
                            struct error *error) {
     const struct config *config = checkpoint_config(checkpoint);
-    if (!device->kernels->standard_begin) {
-        return error_set(error, FATHOM_UNSUPPORTED,
-                         "%s runs NAG models only; use --device cpu for this one",
-                         device->description);
-    }
     struct standard *standard = calloc(1, sizeof *standard);
     if (!standard) return error_set(error, FATHOM_NO_MEMORY, "no memory for the residual");
     standard->residual.kind = &residual_standard;
@@ -138,17 +123,13 @@ static void standard_begin_token(struct residual *residual, const struct step_ro
                                  const struct kv_place *place) {
     (void)place; /* every row runs: places are positions */
     struct standard *standard = as_standard(residual);
-    const struct kernels *kernels = standard->device->kernels;
-    int32_t rows = (int32_t)step->rows;
-    standard->all.most = step->rows;
-    kernels->write(standard->device, standard->all.count, 0, &rows, sizeof rows);
     struct standard_begin begin = {
         .step = step,
         .table = standard->table,
         .table_type = standard->table_type,
         .norm = norm_before(standard, 0),
     };
-    kernels->standard_begin(standard->device, &begin);
+    standard->device->kernels->standard_begin(standard->device, &begin);
 }
 
 static const struct buffer *standard_input(const struct residual *residual) {
@@ -156,10 +137,10 @@ static const struct buffer *standard_input(const struct residual *residual) {
 }
 
 static const struct row_list *standard_decide(const struct residual *residual) {
-    return &as_standard(residual)->all;
+    (void)residual;
+    return NULL;
 }
 
-/* Every row runs, so f is the same packed or not. */
 static void standard_end(struct residual *residual, const struct step_rows *step, size_t sublayer,
                          const struct buffer *f, bool packed, const struct kv_place *place) {
     (void)packed;

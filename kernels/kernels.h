@@ -294,14 +294,19 @@ struct kernels {
                             float *out);
 
     /* Packs a row-major [out, in] weight of `type` (not INT8) for matmul, as `weights`. Sums are
-     * fp32. With BF16 the other factor is rounded to bf16 too (nearest even); with F16 it is not,
-     * and a weight beyond 65504 is refused. With INT8 both factors become codes times a scale per
-     * group, sums within a group are exact integers, and groups are added in ascending order: the
-     * same bits on every instruction set. `data` may be freed after. */
+     * fp32. With BF16 the other factor is rounded to bf16 too (nearest even). With F16 it is not on
+     * a CPU, and is to f16 elsewhere (infinite beyond 65504); a weight beyond 65504 is refused.
+     * With INT8 both factors become codes times a scale per group, sums within a group are exact
+     * integers, and groups are added in ascending order: the same bits on every instruction set
+     * and device. `data` may be freed after. */
     struct matrix *(*matrix_create)(struct device *, const void *data, enum dtype type, size_t out,
                                     size_t in, enum dtype weights, struct error *);
     void (*matrix_destroy)(struct device *, struct matrix *); /* NULL is allowed */
     size_t (*matrix_bytes)(const struct matrix *);
+
+    /* The time, in nanoseconds of a clock that steps are timed by, when everything issued is done.
+     * NULL where the work is this thread's, or is shared with it: the host's clocks will do. */
+    uint64_t (*finish_ns)(struct device *);
 
     /* device_preferred_weights. */
     enum dtype (*preferred_weights)(const struct device *, enum dtype type);
@@ -336,8 +341,7 @@ struct kernels {
 
     void (*draw)(struct device *, const struct draw *); /* NULL: the host draws */
 
-    /* Standard models; NULL, all three, on a device that cannot run them: such a one may ignore the
-     * gain of rope, and take every epsilon for 1e-6. */
+    /* Standard models. */
     void (*standard_begin)(struct device *, const struct standard_begin *);
     void (*standard_end_sublayer)(struct device *, const struct standard_end_sublayer *);
     void (*add_bias)(struct device *, const struct add_bias *);

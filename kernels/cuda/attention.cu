@@ -177,8 +177,7 @@ static __device__ __forceinline__ void load_queries(const struct attend &attend,
             const T *q =
                 (const T *)attend.q + ((size_t)i * attend.heads + first_head + pair % heads) * size;
             if (attend.rotation.table) {
-                rotate_head(q, to, size, rotation_table(attend.rotation, row), attend.rotation.norm,
-                            attend.rotation.scale);
+                rotate_head(attend.rotation, row, q, to);
             } else {
                 copy_head(q, to, size);
             }

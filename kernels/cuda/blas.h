@@ -13,7 +13,7 @@ struct product {
     void *y, *second_y;
     size_t rows, out, in;
     size_t bucket;     /* >= rows: the size that the algorithm is chosen for */
-    enum dtype type;   /* of x and w: F32 or BF16 */
+    enum dtype type;   /* of x and w: F32, BF16 or F16 */
     enum dtype y_type; /* F32, or BF16 when type is */
 };
 

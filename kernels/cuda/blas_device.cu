@@ -66,11 +66,13 @@ struct layouts {
     cublasLtMatrixLayoutOpaque_t w, x, y;
 };
 
+static cudaDataType_t type_of(enum dtype type) {
+    return type == DTYPE_F32 ? CUDA_R_32F : type == DTYPE_F16 ? CUDA_R_16F : CUDA_R_16BF;
+}
+
 static void layout_init(cublasLtMatrixLayoutOpaque_t *layout, enum dtype type, size_t rows,
                         size_t columns, int batch, int64_t stride) {
-    must(cublasLtMatrixLayoutInit(layout, type == DTYPE_F32 ? CUDA_R_32F : CUDA_R_16BF, rows,
-                                  columns, (int64_t)rows),
-         "layout");
+    must(cublasLtMatrixLayoutInit(layout, type_of(type), rows, columns, (int64_t)rows), "layout");
     must(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch,
                                           sizeof batch),
          "batch");

@@ -5,7 +5,6 @@
 #include "kernels/cuda/cuda.h"
 
 #define ALL_LANES   0xffffffffu
-#define RMS_EPSILON 1e-6f /* under the root */
 
 static __device__ __forceinline__ float number_of(float x) {
     return x;
@@ -18,6 +17,29 @@ static __device__ __forceinline__ void number_store(float *to, float x) {
 }
 static __device__ __forceinline__ void number_store(__nv_bfloat16 *to, float x) {
     *to = __float2bfloat16(x);
+}
+static __device__ __forceinline__ void number_store(__half *to, float x) {
+    *to = __float2half(x);
+}
+
+/* The bits of x as BF16 or F16. */
+static __device__ __forceinline__ uint16_t half_bits(float x, enum dtype type) {
+    return type == DTYPE_F16 ? __half_as_ushort(__float2half(x))
+                             : __bfloat16_as_ushort(__float2bfloat16(x));
+}
+
+/* IEEE half precision by its definition, so that the emulation needs no type for it. */
+static __device__ __forceinline__ float half_value(unsigned bits) {
+    unsigned sign = (bits & 0x8000) << 16, exponent = bits >> 10 & 31, fraction = bits & 1023;
+    if (exponent == 0) return (sign ? -1.0f : 1.0f) * (float)fraction * 0x1p-24f;
+    exponent = exponent == 31 ? 255 : exponent + 112; /* 112 = bias 127 - bias 15 */
+    return __uint_as_float(sign | exponent << 23 | fraction << 13);
+}
+
+static __device__ __forceinline__ float table_value(const void *table, enum dtype type, size_t i) {
+    if (type == DTYPE_F32) return ((const float *)table)[i];
+    uint16_t bits = ((const uint16_t *)table)[i];
+    return type == DTYPE_BF16 ? __uint_as_float((unsigned)bits << 16) : half_value(bits);
 }
 
 static __device__ __forceinline__ float warp_sum(float x) {

@@ -52,10 +52,10 @@ static __global__ void __launch_bounds__(CACHE_WARPS *WARP)
     struct active rows = rotation_rows(rotation);
     int i = (int)blockIdx.x;
     if (i >= active_count(rows)) return;
-    const float *table = rotation_table(rotation, active_row(rows, i));
+    int row = active_row(rows, i);
     for (int h = (int)threadIdx.x / WARP; h < rotation.heads; h += CACHE_WARPS) {
         T *head = x + ((size_t)i * rotation.heads + h) * rotation.head_size;
-        rotate_head(head, head, rotation.head_size, table, rotation.norm, rotation.scale);
+        rotate_head(rotation, row, head, head);
     }
 }
 
@@ -89,6 +89,8 @@ void cuda_rope(struct device *device, const struct rope *args) {
     rotation->head_size = (int)args->head_size;
     rotation->norm = args->norm;
     rotation->scale = args->scale;
+    rotation->epsilon = args->epsilon;
+    rotation->gain = args->gain ? (const float *)args->gain->data : NULL;
     args->x->is_rotated = true;
 }
 
@@ -131,8 +133,7 @@ static __global__ void __launch_bounds__(CACHE_WARPS *WARP)
         Cached *key = (Cached *)keys + (size_t)t * size;
         Cached *value = (Cached *)(keys + append.layout.head_bytes) + (size_t)t * size;
         if (append.rotation.table) {
-            rotate_head(k + from, key, size, rotation_table(append.rotation, row),
-                        append.rotation.norm, append.rotation.scale);
+            rotate_head(append.rotation, row, k + from, key);
         } else {
             copy_head(k + from, key, size);
         }

@@ -49,32 +49,41 @@ static __device__ __forceinline__ unsigned char *keys_at(const struct layout &la
     return block + layout.first + (size_t)head * 2 * layout.head_bytes;
 }
 
-/* One head by one warp: out = norm and rotation of x (may be in place). table: cos, then sin. */
+/* One head by one warp: out = norm and rotation of x (may be in place), for a row's position. The
+ * table has cos, then sin. */
 template <typename In, typename Out>
 static __device__ __forceinline__ void
-rotate_head(const In *x, Out *out, int size, const float *table, enum qk_norm norm, float scale) {
-    int lane = (int)threadIdx.x % WARP, half = size / 2;
+rotate_head(const struct rotation &rotation, int row, const In *x, Out *out) {
+    int lane = (int)threadIdx.x % WARP, size = rotation.head_size, half = size / 2;
+    const float *table = rotation.table + (size_t)rotation.position[row] * size;
+    const float *gain = rotation.gain;
+    float scale = rotation.scale;
+    bool is_before = rotation.norm == QK_NORM_BEFORE_ROPE;
     float squares = 0;
-    for (int i = lane; i < half && norm != QK_NORM_NONE; i += WARP) {
+    for (int i = lane; i < half && rotation.norm != QK_NORM_NONE; i += WARP) {
         float a = number_of(x[i]), b = number_of(x[half + i]);
         float c = table[i], s = table[half + i];
         float u = a * c - b * s, v = b * c + a * s;
-        squares += norm == QK_NORM_BEFORE_ROPE ? a * a + b * b : u * u + v * v;
+        squares += is_before ? a * a + b * b : u * u + v * v;
     }
-    if (norm != QK_NORM_NONE) {
-        scale /= sqrtf(warp_sum(squares) / (float)size + RMS_EPSILON);
+    if (rotation.norm != QK_NORM_NONE) {
+        scale /= sqrtf(warp_sum(squares) / (float)size + rotation.epsilon);
     }
     for (int i = lane; i < half; i += WARP) {
         float a = number_of(x[i]), b = number_of(x[half + i]);
-        float c = table[i], s = table[half + i];
-        number_store(&out[i], (a * c - b * s) * scale);
-        number_store(&out[half + i], (b * c + a * s) * scale);
+        float c = table[i], s = table[half + i], p = 1, q = 1;
+        if (gain) {
+            p = gain[i];
+            q = gain[half + i];
+        }
+        if (is_before) {
+            a *= p;
+            b *= q;
+            p = q = 1;
+        }
+        number_store(&out[i], (a * c - b * s) * scale * p);
+        number_store(&out[half + i], (b * c + a * s) * scale * q);
     }
-}
-
-static __device__ __forceinline__ const float *rotation_table(const struct rotation &rotation,
-                                                              int row) {
-    return rotation.table + (size_t)rotation.position[row] * rotation.head_size;
 }
 
 template <typename In, typename Out>

@@ -21,19 +21,20 @@ struct rotation {
     const float *table;
     int heads, head_size;
     enum qk_norm norm;
-    float scale;
+    float scale, epsilon;
+    const float *gain; /* [head_size] of the norm, or NULL */
 };
 
 struct buffer {
     unsigned char *data; /* on the device, aligned to 256 bytes */
     size_t bytes;
-    enum dtype type; /* of an activation: F32 or BF16 */
+    enum dtype type; /* of an activation: BF16 where the weights are, else F32 */
     bool is_rotated; /* `rotation` waits */
     struct rotation rotation;
 };
 
 struct matrix {
-    unsigned char *data; /* [out, in] row-major */
+    unsigned char *data; /* [out, in] row-major; int8: int8.h */
     size_t out, in, bytes;
     enum dtype type;
 };
@@ -63,13 +64,15 @@ struct cuda_device {
     struct blas *blas;
     size_t max_rows, max_width, shared_limit;
 
-    /* Rows of r for matrix products, in the weights' type: all of them (bf16 only), and those of a
-     * list, packed. Which r and which list they belong to; NULL: neither. */
-    __nv_bfloat16 *copy;   /* [max_rows, max_width] */
-    unsigned char *packed; /* [max_rows, max_width] bf16 or f32 */
+    /* Rows of the state for matrix products, in the weights' type: all of them (16-bit types only),
+     * and those of a list, packed. Which state and which list they belong to; NULL: neither. */
+    enum dtype half;       /* of 16-bit weights: BF16 or F16 */
+    uint16_t *copy;        /* [max_rows, max_width] */
+    unsigned char *packed; /* [max_rows, max_width] in any of the weights' types */
     const struct buffer *copy_of;
     const struct buffer *packed_of, *packed_list;
     enum dtype packed_type;
+    int packed_rows; /* at most */
 
     float *scores;    /* [max_rows, SCORES_MAX] of gate directions */
     int32_t *place;   /* [max_rows]: where a running row is in the list */
@@ -151,6 +154,10 @@ void cuda_matmul(struct device *device, const struct matmul *matmul);
 
 void cuda_nag_begin(struct device *device, const struct nag_begin *begin);
 void cuda_nag_end_sublayer(struct device *device, const struct nag_end_sublayer *end);
+
+void cuda_standard_begin(struct device *device, const struct standard_begin *begin);
+void cuda_standard_end_sublayer(struct device *device, const struct standard_end_sublayer *end);
+void cuda_add_bias(struct device *device, const struct add_bias *add);
 
 void cuda_rope(struct device *device, const struct rope *rope);
 void cuda_rotate_now(struct cuda_device *cuda, struct buffer *buffer);

@@ -1,5 +1,5 @@
 /* The CUDA device: opening it, its memory, and its table of operations. */
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/int8.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -233,9 +233,16 @@ static void cuda_close(struct device *device) {
     free(cuda);
 }
 
+static uint64_t cuda_finish_ns(struct device *device) {
+    struct cuda_device *cuda = cuda_of(device);
+    cuda_flush(cuda);
+    cuda_must(cudaStreamSynchronize(cuda->stream), "timing");
+    return DEVICE_NOW_NS();
+}
+
 static enum dtype cuda_preferred_weights(const struct device *device, enum dtype type) {
     (void)device;
-    return type == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F32;
+    return type;
 }
 
 /* C++17 has no designated initialisers: the table is filled once, by name. */
@@ -243,6 +250,7 @@ static struct kernels table_make() {
     struct kernels table = {};
     table.name = "cuda";
     table.close = cuda_close;
+    table.finish_ns = cuda_finish_ns;
     table.preferred_weights = cuda_preferred_weights;
     table.buffer_create = cuda_buffer_create;
     table.buffer_destroy = cuda_buffer_destroy;
@@ -273,6 +281,9 @@ static struct kernels table_make() {
     table.scale_logits = cuda_scale_logits;
     table.rmsnorm = cuda_rmsnorm;
     table.draw = cuda_draw;
+    table.standard_begin = cuda_standard_begin;
+    table.standard_end_sublayer = cuda_standard_end_sublayer;
+    table.add_bias = cuda_add_bias;
     return table;
 }
 
@@ -327,9 +338,12 @@ static int scratch_create(struct cuda_device *cuda, struct error *error) {
         return error_set(error, FATHOM_NO_MEMORY, "scratch of %zu rows of %zu is too large",
                          cuda->max_rows, cuda->max_width);
     }
-    cuda->copy = (__nv_bfloat16 *)cuda_allocate(elements * sizeof(uint16_t), error);
+    cuda->half = DTYPE_BF16;
+    cuda->copy = (uint16_t *)cuda_allocate(elements * sizeof(uint16_t), error);
     if (!cuda->copy) return FATHOM_NO_MEMORY;
-    cuda->packed = (unsigned char *)cuda_allocate(elements * sizeof(float), error);
+    size_t floats = cuda->max_width * sizeof(float), codes = int8_row_bytes(cuda->max_width);
+    size_t row = floats > codes ? floats : codes; /* codes need more for the narrowest */
+    cuda->packed = (unsigned char *)cuda_allocate(cuda->max_rows * row, error);
     if (!cuda->packed) return FATHOM_NO_MEMORY;
     cuda->scores = (float *)cuda_allocate(cuda->max_rows * SCORES_MAX * sizeof(float), error);
     cuda->place = (int32_t *)cuda_allocate(cuda->max_rows * sizeof(int32_t), error);

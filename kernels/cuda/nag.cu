@@ -77,10 +77,10 @@ static __device__ __forceinline__ void decide_row(const struct decide &decide, i
 }
 
 static __device__ __forceinline__ void store_row(const float *r, int width, int row, float *to,
-                                                 __nv_bfloat16 *copy) {
+                                                 uint16_t *copy, enum dtype half) {
     for (int i = (int)threadIdx.x; i < width; i += (int)blockDim.x) {
         to[(size_t)row * width + i] = r[i];
-        copy[(size_t)row * width + i] = __float2bfloat16(r[i]);
+        copy[(size_t)row * width + i] = half_bits(r[i], half);
     }
     if (threadIdx.x == 0) COUNT_BYTES((size_t)width * 6);
 }
@@ -95,23 +95,10 @@ struct begin {
     int width;
     float log_gain;
     float *r, *s;
-    __nv_bfloat16 *copy;
+    uint16_t *copy;
+    enum dtype half;
     struct decide decide;
 };
-
-/* IEEE half precision by its definition, so that the emulation needs no type for it. */
-static __device__ __forceinline__ float half_value(unsigned bits) {
-    unsigned sign = (bits & 0x8000) << 16, exponent = bits >> 10 & 31, fraction = bits & 1023;
-    if (exponent == 0) return (sign ? -1.0f : 1.0f) * (float)fraction * 0x1p-24f;
-    exponent = exponent == 31 ? 255 : exponent + 112; /* 112 = bias 127 - bias 15 */
-    return __uint_as_float(sign | exponent << 23 | fraction << 13);
-}
-
-static __device__ __forceinline__ float table_value(const void *table, enum dtype type, size_t i) {
-    if (type == DTYPE_F32) return ((const float *)table)[i];
-    uint16_t bits = ((const uint16_t *)table)[i];
-    return type == DTYPE_BF16 ? __uint_as_float((unsigned)bits << 16) : half_value(bits);
-}
 
 static __global__ void __launch_bounds__(THREADS) begin_kernel(struct begin begin) {
     SHARED_MEMORY(memory);
@@ -130,7 +117,7 @@ static __global__ void __launch_bounds__(THREADS) begin_kernel(struct begin begi
     for (int i = (int)threadIdx.x; rho != 0 && i < width; i += (int)blockDim.x) r[i] *= 1 / rho;
     __syncthreads();
     if (!score_row(begin.decide, r, width, row)) return;
-    store_row(r, width, row, begin.r, begin.copy);
+    store_row(r, width, row, begin.r, begin.copy, begin.half);
     if (threadIdx.x == 0) begin.s[row] = (rho != 0 ? logf(rho) : 0) + begin.log_gain;
     decide_row(begin.decide, row, scratch);
 }
@@ -146,7 +133,8 @@ struct end {
     const uint8_t *run;
     float alpha, beta;
     float *r, *s;
-    __nv_bfloat16 *copy;
+    uint16_t *copy;
+    enum dtype half;
     struct decide decide; /* of the next one */
 };
 
@@ -203,7 +191,7 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) end_kern
     }
     __syncthreads();
     if (!score_row(end.decide, r, width, row)) return;
-    if (ran) store_row(r, width, row, end.r, end.copy);
+    if (ran) store_row(r, width, row, end.r, end.copy, end.half);
     if (ran && threadIdx.x == 0) end.s[row] += 0.5f * log1pf(g * g);
     if (end.decide.directions) decide_row(end.decide, row, scratch);
 }
@@ -220,8 +208,8 @@ struct list {
     int slots, layer;
     bool is_condition; /* of the branch that the listed rows have */
     cudaGraphConditionalHandle condition;
-    const __nv_bfloat16 *copy; /* NULL: do not pack */
-    __nv_bfloat16 *packed;
+    const uint16_t *copy; /* NULL: do not pack */
+    uint16_t *packed;
     int width;
 };
 
@@ -261,8 +249,8 @@ static __global__ void __launch_bounds__(THREADS) list_kernel(struct list list) 
         }
     }
     if (!runs || !list.copy) return;
-    const __nv_bfloat16 *from = list.copy + (size_t)row * list.width;
-    __nv_bfloat16 *to = list.packed + (size_t)at * list.width;
+    const uint16_t *from = list.copy + (size_t)row * list.width;
+    uint16_t *to = list.packed + (size_t)at * list.width;
     if (list.width % 8 == 0) {
         for (int i = (int)threadIdx.x; i < list.width / 8; i += (int)blockDim.x) {
             ((uint4 *)to)[i] = ((const uint4 *)from)[i];
@@ -314,7 +302,7 @@ static void list_rows(struct cuda_device *cuda, const struct decisions *decision
     list.count = (int32_t *)decisions->running.count->data;
     list.place = cuda->place;
     list.copy = cuda->copy;
-    list.packed = (__nv_bfloat16 *)cuda->packed;
+    list.packed = (uint16_t *)cuda->packed;
     list.width = (int)width;
     if (place) {
         list.slot = (const int32_t *)step->slot->data;
@@ -328,7 +316,8 @@ static void list_rows(struct cuda_device *cuda, const struct decisions *decision
     LAUNCH(list_kernel, dim3((unsigned)rows.most), dim3(threads_of(width)), 0, cuda->stream, list);
     cuda->packed_of = r;
     cuda->packed_list = decisions->running.indices;
-    cuda->packed_type = DTYPE_BF16;
+    cuda->packed_type = cuda->half;
+    cuda->packed_rows = rows.most;
     cuda->known_list = NULL;
 }
 
@@ -345,6 +334,7 @@ void cuda_nag_begin(struct device *device, const struct nag_begin *args) {
     begin.r = (float *)args->r->data;
     begin.s = (float *)args->s->data;
     begin.copy = cuda->copy;
+    begin.half = cuda->half;
     begin.decide = decide_of(cuda, args->decisions, args->next, args->step, 0);
     dim3 grid(gate_parts(begin.decide, begin.rows.most, threads_of(args->width)),
               (unsigned)begin.rows.most);
@@ -371,6 +361,7 @@ void cuda_nag_end_sublayer(struct device *device, const struct nag_end_sublayer 
     end.r = (float *)args->r->data;
     end.s = (float *)args->s->data;
     end.copy = cuda->copy;
+    end.half = cuda->half;
     end.decide = decide_of(cuda, decisions, args->next, args->step, args->sublayer + 1);
     dim3 grid(gate_parts(end.decide, end.rows.most, threads_of(args->width)),
               (unsigned)end.rows.most);

@@ -6,6 +6,7 @@
 #include "kernels/emulation/emulation.h"
 #else
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <mma.h>
 
@@ -16,6 +17,8 @@
 #define LAUNCH(kernel, grid, block, shared, stream, ...)                                           \
     kernel<<<grid, block, shared, stream>>>(__VA_ARGS__)
 #define SHARED_MEMORY(name) extern __shared__ __align__(16) unsigned char name[]
+#define UNROLL              _Pragma("unroll") /* so that an array is in registers */
+#define DEVICE_NOW_NS()     time_now_ns()
 #define COUNT_BYTES(bytes)  ((void)0) /* device memory read or written: the emulation adds up */
 #endif
 

@@ -1,4 +1,5 @@
 /* Weights and matrix products: which rows, in which type, and which two products are one launch. */
+#include "kernels/cuda/int8.h"
 #include "kernels/cuda/rows.h"
 
 extern "C" {
@@ -6,40 +7,93 @@ extern "C" {
 }
 
 #include <assert.h>
+#include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define PIECE_BYTES ((size_t)64 << 20) /* weights are converted and copied in pieces */
 
 /* ---- Weights --------------------------------------------------------------------------------- */
 
-/* Elements first..first+count-1 in the type of the matrix. */
-static void convert(const void *data, enum dtype type, size_t first, size_t count, enum dtype to,
+/* What a file has of a matrix. */
+struct source {
+    const void *data;
+    enum dtype type;
+    size_t in;
+};
+
+/* Elements first..first+count-1 in `type`. False: a finite one is infinite in it. */
+static bool convert(const struct source *source, size_t first, size_t count, enum dtype type,
                     void *out) {
+    bool fits = true;
     for (size_t i = 0; i < count; i++) {
-        float value = number_load(data, type, first + i);
-        if (to == DTYPE_F32)
+        float value = number_load(source->data, source->type, first + i);
+        uint16_t half = type == DTYPE_F16 ? number_to_f16(value) : number_to_bf16(value);
+        if (type == DTYPE_F32)
             ((float *)out)[i] = value;
         else
-            ((uint16_t *)out)[i] = number_to_bf16(value);
+            ((uint16_t *)out)[i] = half;
+        if (type == DTYPE_F16 && (half & 0x7fff) == 0x7c00 && isfinite(value)) fits = false;
+    }
+    return fits;
+}
+
+/* Outputs first..first+count-1: codes and scales. */
+static void quantise(const struct source *source, size_t first, size_t count, int8_t *codes,
+                     uint16_t *scales) {
+    size_t in = source->in;
+    for (size_t i = first * in; i < (first + count) * in; i += in) {
+        for (size_t k = 0; k < in; k += INT8_GROUP) {
+            float values[INT8_GROUP] = {};
+            int16_t wide[INT8_GROUP];
+            for (size_t j = 0; j < INT8_GROUP && k + j < in; j++)
+                values[j] = number_load(source->data, source->type, i + k + j);
+            *scales++ = (uint16_t)(number_bits(number_quantise(values, wide)) >> 16);
+            for (size_t j = 0; j < INT8_GROUP; j++) *codes++ = (int8_t)wide[j];
+        }
     }
 }
 
-static int matrix_fill(struct cuda_device *cuda, struct matrix *matrix, const void *data,
-                       enum dtype type, struct error *error) {
-    size_t size = dtype_size(matrix->type), count = matrix->out * matrix->in;
-    size_t piece = PIECE_BYTES / size < count ? PIECE_BYTES / size : count;
-    void *staging = malloc(piece * size);
-    if (!staging) return error_set(error, FATHOM_NO_MEMORY, "no memory to convert weights");
-    for (size_t first = 0; first < count; first += piece) {
-        size_t some = count - first < piece ? count - first : piece;
-        convert(data, type, first, some, matrix->type, staging);
-        cuda_must(cudaMemcpyAsync(matrix->data + first * size, staging, some * size,
-                                  cudaMemcpyHostToDevice, cuda->stream),
-                  "copying weights");
-        cuda_must(cudaStreamSynchronize(cuda->stream), "copying weights");
+static void copy_weights(struct cuda_device *cuda, void *to, const void *from, size_t bytes) {
+    cuda_must(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, cuda->stream),
+              "copying weights");
+    cuda_must(cudaStreamSynchronize(cuda->stream), "copying weights");
+}
+
+/* Some outputs at a time, by way of `staging`. */
+static int fill_pieces(struct cuda_device *cuda, struct matrix *matrix, const struct source *source,
+                       size_t piece, unsigned char *staging, struct error *error) {
+    bool is_int8 = matrix->type == DTYPE_INT8;
+    size_t in = matrix->in, size = dtype_size(matrix->type);
+    size_t row = is_int8 ? int8_codes_bytes(in) : in * size;
+    size_t scales_row = row / INT8_GROUP * sizeof(uint16_t);
+    unsigned char *scales = matrix->data + matrix->out * row;
+    for (size_t first = 0; first < matrix->out; first += piece) {
+        size_t some = matrix->out - first < piece ? matrix->out - first : piece;
+        if (is_int8) {
+            quantise(source, first, some, (int8_t *)staging, (uint16_t *)(staging + some * row));
+            copy_weights(cuda, scales + first * scales_row, staging + some * row,
+                         some * scales_row);
+        } else if (!convert(source, first * in, some * in, matrix->type, staging)) {
+            return error_set(
+                error, FATHOM_INVALID,
+                "a weight is beyond 65504, the largest f16 number; use bf16 or f32 weights");
+        }
+        copy_weights(cuda, matrix->data + first * row, staging, some * row);
     }
-    free(staging);
     return FATHOM_OK;
+}
+
+static int matrix_fill(struct cuda_device *cuda, struct matrix *matrix, const struct source *source,
+                       struct error *error) {
+    size_t row = matrix->bytes / matrix->out, piece = PIECE_BYTES / row;
+    if (piece == 0) piece = 1;
+    if (piece > matrix->out) piece = matrix->out;
+    unsigned char *staging = (unsigned char *)malloc(piece * row);
+    if (!staging) return error_set(error, FATHOM_NO_MEMORY, "no memory to convert weights");
+    int result = fill_pieces(cuda, matrix, source, piece, staging, error);
+    free(staging);
+    return result;
 }
 
 static int matrix_check(const struct cuda_device *cuda, size_t out, size_t in, enum dtype weights,
@@ -50,12 +104,10 @@ static int matrix_check(const struct cuda_device *cuda, size_t out, size_t in, e
                          "at most %zu inputs",
                          out, in, cuda->max_width);
     }
-    if (weights != DTYPE_F32 && weights != DTYPE_BF16) {
-        return error_set(
-            error, FATHOM_UNSUPPORTED,
-            "a CUDA device computes with f32 or bf16 weights; --device cpu has all types");
-    }
-    if (!size_multiply(out, in, bytes) || !size_multiply(*bytes, dtype_size(weights), bytes)) {
+    size_t row = in * dtype_size(weights);
+    if (weights == DTYPE_INT8)
+        row = int8_codes_bytes(in) / INT8_GROUP * (INT8_GROUP + sizeof(uint16_t));
+    if (!size_multiply(out, row, bytes) || out > INT32_MAX) {
         return error_set(error, FATHOM_NO_MEMORY, "matrix of %zu x %zu is too large", out, in);
     }
     return FATHOM_OK;
@@ -75,10 +127,15 @@ struct matrix *cuda_matrix_create(struct device *device, const void *data, enum 
     matrix->in = in;
     matrix->bytes = bytes;
     matrix->type = weights;
+    struct source source = {data, type, in};
     matrix->data = (unsigned char *)cuda_allocate(bytes, error);
-    if (!matrix->data || matrix_fill(cuda, matrix, data, type, error)) {
+    if (!matrix->data || matrix_fill(cuda, matrix, &source, error)) {
         cuda_matrix_destroy(device, matrix);
         return NULL;
+    }
+    if (dtype_size(weights) == 2 && weights != cuda->half) {
+        cuda->half = weights;
+        cuda->copy_of = cuda->packed_of = NULL; /* made in the other type */
     }
     return matrix;
 }
@@ -109,18 +166,22 @@ static const void *product_rows(struct cuda_device *cuda, const struct matmul *a
     enum dtype type = args->w->type;
     if (!args->gather) {
         if (x->type == type) return x->data;
-        if (x == cuda->copy_of) return cuda->copy;
+        if (x == cuda->copy_of && type == cuda->half) return cuda->copy;
     }
     const struct buffer *list = args->gather ? args->gather->indices : NULL;
-    bool is_packed =
-        list && cuda->packed_of == x && cuda->packed_list == list && cuda->packed_type == type;
-    if (!is_packed) {
-        cuda_flush(cuda); /* the product that waits may read what was packed before */
+    if (cuda->packed_of == x && cuda->packed_list == list && cuda->packed_type == type &&
+        cuda->packed_rows == rows.most)
+        return cuda->packed;
+    cuda_flush(cuda); /* the product that waits may read what was packed before */
+    if (type == DTYPE_INT8)
+        int8_pack(cuda, rows, x, cuda->packed, args->w->in);
+    else
         cuda_pack(cuda, rows, x, cuda->packed, type, args->w->in);
-        cuda->packed_of = list ? x : NULL;
-        cuda->packed_list = list;
-        cuda->packed_type = type;
-    }
+    /* Whoever writes a list, or a state, says so; other rows may change unseen. */
+    cuda->packed_of = list || x == cuda->copy_of ? x : NULL;
+    cuda->packed_list = list;
+    cuda->packed_type = type;
+    cuda->packed_rows = rows.most;
     return cuda->packed;
 }
 
@@ -142,6 +203,11 @@ void cuda_matmul(struct device *device, const struct matmul *args) {
     if (rows.most == 0) return;
     struct product product = {};
     product.x = product_rows(cuda, args, rows);
+    if (w->type == DTYPE_INT8) {
+        cuda_flush(cuda);
+        int8_multiply(cuda, rows, product.x, w, args->y);
+        return;
+    }
     product.w = w->data;
     product.y = args->y->data;
     product.rows = (size_t)rows.most;

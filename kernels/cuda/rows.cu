@@ -2,6 +2,7 @@
 #include "kernels/cuda/rows.h"
 #include "kernels/cuda/block.h"
 
+#include <assert.h>
 #include <math.h>
 
 /* ---- Packing --------------------------------------------------------------------------------- */
@@ -25,7 +26,11 @@ void cuda_pack(struct cuda_device *cuda, struct active rows, const struct buffer
     const __nv_bfloat16 *x_bf16 = (const __nv_bfloat16 *)x->data;
     float *y_f32 = (float *)y;
     __nv_bfloat16 *y_bf16 = (__nv_bfloat16 *)y;
-    if (x->type == DTYPE_F32 && type == DTYPE_F32) {
+    if (type == DTYPE_F16) {
+        assert(x->type == DTYPE_F32);
+        LAUNCH((pack_kernel<float, __half>), grid, block, 0, cuda->stream, rows, x_f32, (__half *)y,
+               (int)width);
+    } else if (x->type == DTYPE_F32 && type == DTYPE_F32) {
         LAUNCH((pack_kernel<float, float>), grid, block, 0, cuda->stream, rows, x_f32, y_f32,
                (int)width);
     } else if (x->type == DTYPE_F32) {
@@ -101,14 +106,15 @@ void cuda_scale_logits(struct device *device, const struct scale_logits *args) {
 
 template <typename T>
 static __global__ void __launch_bounds__(THREADS)
-    rmsnorm_kernel(struct active rows, const float *x, const float *gain, T *y, int width) {
+    rmsnorm_kernel(struct active rows, const float *x, const float *gain, T *y, int width,
+                   float epsilon) {
     __shared__ float scratch[WARP];
     int i = (int)blockIdx.x;
     if (i >= active_count(rows)) return;
     const float *from = x + (size_t)active_row(rows, i) * width;
     float squares = 0;
     for (int k = (int)threadIdx.x; k < width; k += (int)blockDim.x) squares += from[k] * from[k];
-    float factor = 1 / sqrtf(block_sum(squares, scratch) / (float)width + RMS_EPSILON);
+    float factor = 1 / sqrtf(block_sum(squares, scratch) / (float)width + epsilon);
     for (int k = (int)threadIdx.x; k < width; k += (int)blockDim.x) {
         number_store(&y[(size_t)i * width + k], from[k] * factor * gain[k]);
     }
@@ -123,10 +129,11 @@ void cuda_rmsnorm(struct device *device, const struct rmsnorm *args) {
     const float *x = (const float *)args->x->data, *gain = (const float *)args->gain->data;
     if (args->y->type == DTYPE_F32) {
         LAUNCH(rmsnorm_kernel<float>, dim3((unsigned)rows.most), dim3(threads_of(args->width)), 0,
-               cuda->stream, rows, x, gain, (float *)args->y->data, (int)args->width);
+               cuda->stream, rows, x, gain, (float *)args->y->data, (int)args->width,
+               args->epsilon);
     } else {
         LAUNCH(rmsnorm_kernel<__nv_bfloat16>, dim3((unsigned)rows.most),
                dim3(threads_of(args->width)), 0, cuda->stream, rows, x, gain,
-               (__nv_bfloat16 *)args->y->data, (int)args->width);
+               (__nv_bfloat16 *)args->y->data, (int)args->width, args->epsilon);
     }
 }

@@ -39,6 +39,9 @@ static const char *kernel_name;
 static std::vector<unsigned char> shared;
 static uint64_t seed, random_state;
 static struct emulation_counters counters;
+static struct emulation_clock device_clock;
+static bool has_clock;
+static double now_ns;
 
 /* ---- Barriers -------------------------------------------------------------------------------- */
 
@@ -200,6 +203,11 @@ static void shared_check(size_t bytes) {
     }
 }
 
+static void count_launch() {
+    counters.launches++;
+    now_ns += device_clock.launch_ns;
+}
+
 void emulation_run_grid(const char *name, const std::function<void()> &thread, dim3 grid,
                         dim3 block, size_t shared_bytes) {
     static std::vector<unsigned> order;
@@ -208,7 +216,7 @@ void emulation_run_grid(const char *name, const std::function<void()> &thread, d
     body = &thread;
     gridDim = grid;
     blockDim = block;
-    counters.launches++;
+    count_launch();
     if (thread_count == 0 || thread_count > THREADS_MAX || thread_count % LANES ||
         grid.x * grid.y * grid.z == 0 || grid.y > 65535 || grid.z > 65535) {
         emulation_fault("a launch without blocks, or not of whole warps, or too large");
@@ -226,11 +234,15 @@ void emulation_run_grid(const char *name, const std::function<void()> &thread, d
 
 void emulation_count_bytes(size_t bytes) {
     counters.bytes += bytes;
+    now_ns += (double)bytes * device_clock.byte_ns;
 }
 void emulation_count_product(size_t bytes) {
-    counters.launches++;
+    count_launch();
     counters.products++;
-    counters.bytes += bytes;
+    emulation_count_bytes(bytes);
+}
+void emulation_count_record() {
+    now_ns += device_clock.record_ns;
 }
 void emulation_count_graph() {
     counters.graphs++;
@@ -251,4 +263,12 @@ extern "C" struct emulation_counters emulation_get_counters(void) {
 }
 extern "C" void emulation_clear_counters(void) {
     counters = {};
+}
+
+extern "C" void emulation_set_clock(const struct emulation_clock *value) {
+    has_clock = value != NULL;
+    device_clock = value ? *value : emulation_clock{};
+}
+extern "C" uint64_t emulation_now_ns(void) {
+    return has_clock ? (uint64_t)now_ns : time_now_ns();
 }

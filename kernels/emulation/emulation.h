@@ -29,6 +29,8 @@ extern "C" {
 #define __shared__          static /* one block runs at a time */
 #define __align__(n)        alignas(n)
 #define SHARED_MEMORY(name) unsigned char *const name = emulation_shared_memory()
+#define UNROLL
+#define DEVICE_NOW_NS()     emulation_now_ns()
 #define COUNT_BYTES(bytes)  emulation_count_bytes(bytes)
 #define LAUNCH(kernel, ...) emulation_launch(#kernel, kernel, __VA_ARGS__)
 
@@ -61,6 +63,36 @@ static inline float __bfloat162float(__nv_bfloat16 value) {
 
 static inline __nv_bfloat16 __float2bfloat16(float value) {
     return {number_to_bf16(value)};
+}
+
+static inline uint16_t __bfloat16_as_ushort(__nv_bfloat16 value) {
+    return value.bits;
+}
+
+struct __half {
+    uint16_t bits;
+};
+
+static inline __half __float2half(float value) {
+    return {number_to_f16(value)};
+}
+static inline uint16_t __half_as_ushort(__half value) {
+    return value.bits;
+}
+
+/* Rounded one by one: never fused. */
+static inline float __fmul_rn(float a, float b) {
+    return a * b;
+}
+static inline float __fadd_rn(float a, float b) {
+    return a + b;
+}
+
+/* sum + the product of four bytes with four. */
+static inline int __dp4a(int a, int b, int sum) {
+    for (int shift = 0; shift < 32; shift += 8)
+        sum += (int)(int8_t)((unsigned)a >> shift) * (int8_t)((unsigned)b >> shift);
+    return sum;
 }
 
 template <typename T> static inline T __ldcg(const T *at) {
@@ -324,6 +356,11 @@ struct emulation_counters {
     size_t copies;   /* to the host */
     size_t copied;   /* their bytes */
 };
+/* A device whose time is a matter of counting. */
+struct emulation_clock {
+    double launch_ns, byte_ns;
+    double record_ns; /* of making a graph */
+};
 /* What a driver may lack. */
 enum emulation_lack { LACKS_NOTHING, LACKS_GRAPHS, LACKS_BRANCHES };
 
@@ -333,6 +370,9 @@ void emulation_set_schedule(uint64_t seed);
 struct emulation_counters emulation_get_counters(void);
 void emulation_clear_counters(void);
 void emulation_set_lack(enum emulation_lack lack);
+/* NULL: the host's own. */
+void emulation_set_clock(const struct emulation_clock *clock);
+uint64_t emulation_now_ns(void);
 /* What to do about a damaged guard or a deadlock. NULL: print and abort. */
 void emulation_set_fault_handler(void (*handler)(const char *message));
 /* Checks the guard bytes around all allocations; returns how many are damaged. */

@@ -7,6 +7,7 @@
 void emulation_fault(const char *message);
 void emulation_count_product(size_t bytes);
 void emulation_count_graph();
+void emulation_count_record();
 void emulation_count_wait();
 void emulation_count_copy(size_t bytes);
 

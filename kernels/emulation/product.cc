@@ -24,10 +24,7 @@ void blas_set_stream(struct blas *blas, cudaStream_t stream) {
 
 static std::vector<float> floats(const void *data, enum dtype type, size_t count) {
     std::vector<float> out(count);
-    for (size_t i = 0; i < count; i++) {
-        out[i] = type == DTYPE_F32 ? ((const float *)data)[i]
-                                   : __bfloat162float(((const __nv_bfloat16 *)data)[i]);
-    }
+    for (size_t i = 0; i < count; i++) out[i] = number_load(data, type, i);
     return out;
 }
 

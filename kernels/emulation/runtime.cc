@@ -295,6 +295,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsig
     if (lack == LACKS_GRAPHS || graph->conditions.size() != graph->branches.size())
         return cudaErrorInvalidValue;
     *exec = new emulation_graph(*graph);
+    emulation_count_record();
     return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {

@@ -3,6 +3,7 @@
 #define FATHOM_TESTS_ENGINE_RUNS_H
 
 #include "golden.h"
+#include "test_device.h"
 
 #include "engine/engine.h"
 
@@ -161,7 +162,8 @@ static inline struct engine *open_engine(struct model *model, struct engine_opti
 static inline struct model *open_model(const char *name, size_t threads, size_t rows) {
     char folder[512];
     snprintf(folder, sizeof folder, "%s%s", GOLDEN_FOLDER, name);
-    struct model_options options = {.device = "cpu", .threads = threads, .max_step_rows = rows};
+    struct model_options options = {
+        .device = test_device(), .threads = threads, .max_step_rows = rows};
     return golden_model(folder, &options);
 }
 

@@ -1,5 +1,6 @@
-/* What is special to the CUDA backend: bf16 throughout, recorded steps and, on its emulation,
- * launches and bytes. Run with FATHOM_CUDA_LIBRARY; skipped without. */
+/* What is special to the CUDA backend: types of 16 and 8 bits, recorded steps, what they cost and,
+ * on its emulation, launches and bytes. Run with FATHOM_CUDA_LIBRARY; skipped without. */
+#include "engine/cost.h"
 #include "engine_runs.h"
 #include "test_device.h"
 #include "tests/step_batch.h"
@@ -7,12 +8,14 @@
 #include <dlfcn.h>
 #include <math.h>
 
-#define BF16_TOLERANCE 2e-2 /* of the length of all logits; of a mix */
-#define ROW_TOLERANCE  3e-2 /* of the length of one row of them */
+#define BF16_TOLERANCE 2e-2
 
 /* As in kernels/emulation/emulation.h. */
 struct emulation_counters {
     size_t launches, products, bytes, graphs, waits, copies, copied;
+};
+struct emulation_clock {
+    double launch_ns, byte_ns, record_ns;
 };
 enum emulation_lack { LACKS_NOTHING, LACKS_GRAPHS, LACKS_BRANCHES };
 
@@ -21,6 +24,7 @@ struct emulation {
     void (*clear)(void);
     void (*set_schedule)(uint64_t seed);
     void (*set_lack)(enum emulation_lack lack);
+    void (*set_clock)(const struct emulation_clock *clock);
 };
 
 static void *symbol(void *library, const char *name) {
@@ -47,6 +51,7 @@ static struct emulation emulation_find(void) {
     *(void **)&emulation.clear = symbol(library, "emulation_clear_counters");
     *(void **)&emulation.set_schedule = symbol(library, "emulation_set_schedule");
     *(void **)&emulation.set_lack = symbol(library, "emulation_set_lack");
+    *(void **)&emulation.set_clock = symbol(library, "emulation_set_clock");
     return emulation;
 }
 
@@ -64,17 +69,21 @@ struct run {
     struct safetensors expected;
 };
 
-static void run_open(struct run *run, const char *name) {
+static void run_open_with(struct run *run, const char *name, const struct model_options *options) {
     char path[512];
     struct error error = {0};
-    struct model_options options = {.device = "cuda", .weights = WEIGHTS_BF16};
     snprintf(path, sizeof path, "%s%s", GOLDEN_FOLDER, name);
-    run->model = golden_model(path, &options);
+    run->model = golden_model(path, options);
     must(window_runner_create(run->model, 0, &run->runner, &error), &error);
     golden_expected(name, &run->expected);
     run->count = golden_count(&run->expected, "tokens");
     assert_in_range(run->count, 1, 128);
     golden_copy(&run->expected, "tokens", run->tokens, run->count * sizeof(int32_t));
+}
+
+static void run_open(struct run *run, const char *name) {
+    struct model_options options = {.device = "cuda", .weights = WEIGHTS_BF16};
+    run_open_with(run, name, &options);
 }
 
 static void run_close(struct run *run) {
@@ -83,10 +92,25 @@ static void run_close(struct run *run) {
     model_destroy(run->model);
 }
 
-/* ---- bf16 against the reference in fp32 ------------------------------------------------------ */
+/* ---- 16 and 8 bits against the reference in fp32 --------------------------------------------- */
 
-static void compare_logits(const struct run *run, const float *got, const float *want,
-                           const char *name, double *worst) {
+/* Of the length of all logits, and of the mixes; of the length of one row of logits.
+ *
+ * bf16: the reference itself, with its branches and its head in bf16 (tests/reference/half.py), is
+ * off by 0.0131 and, in row 16 of sharded-omit, by 0.0289; this backend by 0.0087 and, in that row,
+ * 0.0200; the CPU with bf16 weights by 0.0073 and, in row 27, 0.0131. Most of it is the rounding of
+ * weights and inputs: with the outputs of all products in fp32 this backend is off by 0.0078, and
+ * in its worst row by 0.0144.
+ * f16: 0.0039 and 0.0071 (CPU 0.0035 and 0.0069), most of it from a cache in bf16.
+ * int8: 0.0314 and 0.0524 (CPU 0.0269 and 0.0469). */
+static const struct tolerance {
+    enum weight_type weights;
+    double all, row;
+} tolerances[] = {
+    {WEIGHTS_BF16, BF16_TOLERANCE, 3e-2}, {WEIGHTS_F16, 1e-2, 1e-2}, {WEIGHTS_INT8, 4e-2, 7e-2}};
+
+static double compare_logits(const struct run *run, const float *got, const float *want,
+                             const char *name, const struct tolerance *tolerance) {
     size_t vocab = run->model->config.vocab;
     double all_off = 0, all_length = 0;
     for (size_t row = 0; row < run->count; row++) {
@@ -96,43 +120,57 @@ static void compare_logits(const struct run *run, const float *got, const float 
             off += (a - b) * (a - b);
             length += b * b;
         }
-        if (!(sqrt(off) <= ROW_TOLERANCE * sqrt(length)))
+        if (!(sqrt(off) <= tolerance->row * sqrt(length)))
             fail_msg("%s: row %zu is off by %g of its length", name, row, sqrt(off / length));
         all_off += off;
         all_length += length;
     }
-    *worst = fmax(*worst, sqrt(all_off / all_length));
-    if (!(sqrt(all_off) <= BF16_TOLERANCE * sqrt(all_length)))
+    if (!(sqrt(all_off) <= tolerance->all * sqrt(all_length)))
         fail_msg("%s: logits are off by %g of their length", name, sqrt(all_off / all_length));
+    return sqrt(all_off / all_length);
+}
+
+static double check_full_depth(const char *name, bool is_nag, const struct tolerance *tolerance) {
+    struct run run;
+    struct step_result result;
+    struct model_options options = {.device = "cuda", .weights = tolerance->weights};
+    run_open_with(&run, name, &options);
+    size_t vocab = run.model->config.vocab, sublayers = run.model->info.sublayers;
+    float *logits = calloc(run.count * vocab, sizeof *logits);
+    float *mix = calloc(run.count * sublayers, sizeof *mix);
+    assert_true(logits && mix);
+    golden_copy(&run.expected, is_nag ? "logits.full" : "logits", logits,
+                run.count * vocab * sizeof *logits);
+    if (is_nag) golden_copy(&run.expected, "mix.full", mix, run.count * sublayers * sizeof *mix);
+    window_runner_step(&run.runner, run.tokens, 0, run.count, 0, true, &result);
+    double off = compare_logits(&run, result.logits, logits, name, tolerance);
+    for (size_t i = 0; i < run.count * sublayers; i++) {
+        size_t at = i / run.count * run.model->info.max_step_rows + i % run.count;
+        if (is_nag) assert_true(fabs((double)result.mix[at] - (double)mix[i]) < tolerance->all);
+        assert_int_equal(result.run[at], 1);
+    }
+    free(logits);
+    free(mix);
+    run_close(&run);
+    return off;
 }
 
 /* Every sub-layer runs, so that no decision near its threshold can part the two. */
 static void full_depth_agrees(void **state) {
     (void)state;
-    double worst = 0;
+    static const char *const families[] = {"llama/biases",    "llama/scaled", "llama/linear",
+                                           "llama/mistral",   "llama/qwen2",  "llama/qwen3",
+                                           "llama/qwen3-tied"};
     library_open();
-    for (size_t c = 0; c < GOLDEN_CASES; c++) {
-        struct run run;
-        struct step_result result;
-        run_open(&run, golden_cases[c]);
-        size_t vocab = run.model->config.vocab, sublayers = run.model->info.sublayers;
-        float *logits = calloc(run.count * vocab, sizeof *logits);
-        float *mix = calloc(run.count * sublayers, sizeof *mix);
-        assert_true(logits && mix);
-        golden_copy(&run.expected, "logits.full", logits, run.count * vocab * sizeof *logits);
-        golden_copy(&run.expected, "mix.full", mix, run.count * sublayers * sizeof *mix);
-        window_runner_step(&run.runner, run.tokens, 0, run.count, 0, true, &result);
-        compare_logits(&run, result.logits, logits, golden_cases[c], &worst);
-        for (size_t i = 0; i < run.count * sublayers; i++) {
-            size_t at = i / run.count * run.model->info.max_step_rows + i % run.count;
-            assert_true(fabs((double)result.mix[at] - (double)mix[i]) < BF16_TOLERANCE);
-            assert_int_equal(result.run[at], 1);
-        }
-        free(logits);
-        free(mix);
-        run_close(&run);
+    for (size_t t = 0; t < sizeof tolerances / sizeof *tolerances; t++) {
+        double worst = 0;
+        for (size_t c = 0; c < GOLDEN_CASES; c++)
+            worst = fmax(worst, check_full_depth(golden_cases[c], true, &tolerances[t]));
+        for (size_t f = 0; f < sizeof families / sizeof *families; f++)
+            worst = fmax(worst, check_full_depth(families[f], false, &tolerances[t]));
+        print_message("weights %d: logits are off by %.4f of their length at most\n",
+                      (int)tolerances[t].weights, worst);
     }
-    print_message("logits are off by %.4f of their length at most\n", worst);
 }
 
 /* Decisions follow the reference's until one is taken so near to its threshold that bf16 may decide
@@ -199,29 +237,40 @@ static void schedules_change_no_bit(void **state) {
 /* Issued the first time, recorded the second, and run from the recording from then on. */
 enum { ISSUED, RECORDED, REPLAYED, PASSES };
 
-/* kernels/cuda/README.md: 12 launches per routed block, 1 to begin, 3 for the head; and the host
- * waits for the device once, for what came of it all. */
+/* kernels/cuda/README.md: 12 launches per routed block, 1 to begin, 3 for the head; 10, 1 and 2
+ * where nothing is decided. The host waits for the device once, for what came of it all. */
 static void launches_are_as_planned(void **state) {
     (void)state;
     struct emulation emulation = emulation_open();
     static const size_t row_counts[] = {1, 5, 24};
-    static const char *const names[] = {"mha-silu", "sharded-omit"};
-    for (size_t i = 0; i < 3 * 2; i++) {
+    static const struct {
+        const char *name;
+        enum weight_type weights;
+        bool is_nag;
+        size_t of_block, others, copies; /* copies: who ran, mixes, norms, logits */
+    } cases[] = {
+        {"mha-silu", WEIGHTS_BF16, true, 12, 4, 4},
+        {"sharded-omit", WEIGHTS_BF16, true, 12, 4, 4},
+        {"llama/mistral", WEIGHTS_BF16, false, 10, 3, 1},
+        {"llama/mistral", WEIGHTS_F16, false, 12, 4, 1}, /* rows packed for O, down, head */
+        {"llama/qwen2", WEIGHTS_BF16, false, 13, 3, 1} /* biases of Q, K and V */};
+    for (size_t i = 0; i < 3 * sizeof cases / sizeof *cases; i++) {
+        size_t c = i / 3;
         struct run run;
         struct step_result result;
-        run_open(&run, names[i % 2]);
-        run.runner.body = BODY_GATHER;
+        struct model_options options = {.device = "cuda", .weights = cases[c].weights};
+        run_open_with(&run, cases[c].name, &options);
         for (int pass = ISSUED; pass < PASSES; pass++) {
             emulation.clear();
-            window_runner_step(&run.runner, run.tokens, 0, row_counts[i / 2], 0, true, &result);
+            window_runner_step(&run.runner, run.tokens, 0, row_counts[i % 3], 0, true, &result);
             struct emulation_counters counters = emulation.get();
             size_t blocks = run.model->config.blocks;
-            assert_int_equal(result.body_gather, 2 * blocks);
-            assert_in_range(counters.launches, 1, 1 + 12 * blocks + 3);
+            assert_int_equal(cases[c].is_nag ? result.body_gather : result.body_dense, 2 * blocks);
+            assert_in_range(counters.launches, 1, cases[c].of_block * blocks + cases[c].others);
             assert_int_equal(counters.products, 5 * blocks + 1);
             assert_int_equal(counters.graphs, pass != ISSUED);
             assert_int_equal(counters.waits, 1);
-            assert_int_equal(counters.copies, 4); /* who ran, mixes, norms, logits */
+            assert_int_equal(counters.copies, cases[c].copies);
         }
         run_close(&run);
     }
@@ -344,20 +393,25 @@ static void recording_changes_no_bit(void **state) {
         const char *model;
         enum weight_type weights;
         int body;
-    } cases[] = {{"mha-silu", WEIGHTS_BF16, BODY_AUTO},
-                 {"gqa-relu2", WEIGHTS_F32, BODY_AUTO},
-                 {"gqa-relu2", WEIGHTS_BF16, BODY_DENSE},
-                 {"sharded-omit", WEIGHTS_BF16, BODY_AUTO},
-                 {"mqa-gelu-omit", WEIGHTS_F32, BODY_DENSE}};
+        size_t lacks; /* drivers that are tried */
+    } cases[] = {{"mha-silu", WEIGHTS_BF16, BODY_AUTO, 3},
+                 {"gqa-relu2", WEIGHTS_F32, BODY_AUTO, 3},
+                 {"gqa-relu2", WEIGHTS_BF16, BODY_DENSE, 3},
+                 {"sharded-omit", WEIGHTS_BF16, BODY_AUTO, 3},
+                 {"mqa-gelu-omit", WEIGHTS_F32, BODY_DENSE, 3},
+                 {"mqa-gelu-omit", WEIGHTS_F16, BODY_AUTO, 1},
+                 {"odd-shapes", WEIGHTS_INT8, BODY_AUTO, 1},
+                 {"llama/biases", WEIGHTS_BF16, BODY_AUTO, 1},
+                 {"llama/qwen3", WEIGHTS_F16, BODY_AUTO, 1},
+                 {"llama/qwen2", WEIGHTS_INT8, BODY_DENSE, 1}};
     static const enum emulation_lack lacks[] = {LACKS_NOTHING, LACKS_BRANCHES, LACKS_GRAPHS};
     struct emulation emulation = emulation_find();
-    size_t lack_count = emulation.set_lack ? sizeof lacks / sizeof *lacks : 1;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         setenv("FATHOM_CUDA_GRAPHS", "0", 1);
         struct story issued = pair_run(&emulation, cases[i].model, cases[i].weights, cases[i].body);
         unsetenv("FATHOM_CUDA_GRAPHS");
         assert_int_equal(issued.graphs, 0);
-        for (size_t j = 0; j < lack_count; j++) {
+        for (size_t j = 0; j < (emulation.set_lack ? cases[i].lacks : 1); j++) {
             if (emulation.set_lack) emulation.set_lack(lacks[j]);
             struct story other =
                 pair_run(&emulation, cases[i].model, cases[i].weights, cases[i].body);
@@ -415,6 +469,68 @@ static void device_draws_like_the_host(void **state) {
     run_close(&run);
 }
 
+/* ---- What steps cost ------------------------------------------------------------------------- */
+
+static const struct emulation_clock counting = {.launch_ns = 2000, .byte_ns = 1, .record_ns = 1e9};
+
+/* Of a step like those that are timed, as it is when it has been recorded. */
+static double counted_ns(const struct emulation *emulation, struct run *run, size_t rows,
+                         size_t tier, bool logits) {
+    struct step_result result;
+    for (int pass = ISSUED; pass < PASSES; pass++) {
+        emulation->clear();
+        window_runner_step(&run->runner, run->tokens, 0, rows, tier, logits, &result);
+    }
+    struct emulation_counters counters = emulation->get();
+    assert_int_equal(counters.graphs, 1);
+    return (double)counters.launches * counting.launch_ns + (double)counters.bytes;
+}
+
+/* On a device whose time can be counted, the fitted parts are the counts: of recorded steps, not of
+ * recording them, and of the sub-layers that ran. The scheduler predicts with them. */
+static void costs_are_those_of_the_device(void **state) {
+    (void)state;
+    struct emulation emulation = emulation_open();
+    struct error error = {0};
+    struct run run;
+    struct model_options options = {.device = "cuda", .weights = WEIGHTS_BF16, .max_step_rows = 8};
+    run_open_with(&run, "gqa-relu2", &options);
+    int none = model_find_tier(run.model, "none");
+    assert_true(none > 0);
+    emulation.set_clock(&counting);
+    must(model_measure_cost(run.model, &error), &error);
+    emulation.set_clock(NULL);
+    const struct cost_model *cost = model_get_cost(run.model);
+    assert_in_range(cost->count, 3, 4);
+    for (size_t i = 0; i < cost->count; i++) {
+        const struct cost_point *point = &cost->points[i];
+        double blocks = (double)cost->blocks;
+        double step = counted_ns(&emulation, &run, point->rows, (size_t)none, false);
+        double full = counted_ns(&emulation, &run, point->rows, 0, false);
+        assert_int_equal(point->rows, (size_t)1 << i);
+        assert_true(fabs(point->step_ns - step) < 1);
+        assert_true(fabs(blocks * (point->attn_ns + point->mlp_ns) - (full - step)) < 1);
+        assert_true(point->head_ns >= (double)(run.model->config.vocab * run.model->config.hidden));
+        assert_true(point->head_ns < counting.record_ns);
+    }
+    assert_true(cost->points[0].mlp_ns >=
+                (double)(run.model->config.inner * run.model->config.hidden));
+    assert_true(cost->attended_ns > 0);
+
+    struct engine *engine = open_engine(run.model, (struct engine_options){.step_log = 4});
+    struct outcome outcome;
+    struct asked asked;
+    struct step_record record;
+    ask(&asked, &run.model->info, 0, 4, 1);
+    asked.request.tier = 0;
+    run_one(engine, &asked, &outcome);
+    while (engine_get_steps(engine, &record, 1) == 0) usleep(1000); /* noted when it is over */
+    struct cost_load load = {4, 4, 4, 1 + 2 + 3 + 4, 1};
+    assert_int_equal(record.modelled_ns, (uint64_t)cost_predict(cost, &load));
+    engine_destroy(engine);
+    run_close(&run);
+}
+
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
 /* The emulation has 3 GiB, and 1 GiB stays free. */
@@ -429,10 +545,15 @@ static void cache_takes_what_is_free(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(full_depth_agrees),          cmocka_unit_test(decisions_agree),
-        cmocka_unit_test(schedules_change_no_bit),    cmocka_unit_test(launches_are_as_planned),
-        cmocka_unit_test(skips_read_nothing),         cmocka_unit_test(recording_changes_no_bit),
-        cmocka_unit_test(device_draws_like_the_host), cmocka_unit_test(cache_takes_what_is_free),
+        cmocka_unit_test(full_depth_agrees),
+        cmocka_unit_test(decisions_agree),
+        cmocka_unit_test(schedules_change_no_bit),
+        cmocka_unit_test(launches_are_as_planned),
+        cmocka_unit_test(skips_read_nothing),
+        cmocka_unit_test(recording_changes_no_bit),
+        cmocka_unit_test(device_draws_like_the_host),
+        cmocka_unit_test(costs_are_those_of_the_device),
+        cmocka_unit_test(cache_takes_what_is_free),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,7 +23,8 @@ static void check_model(const char *name, const char *isa) {
     struct window_runner runner;
     struct step_result result;
     int32_t tokens[LENGTH];
-    struct model_options options = {.isa = isa, .weights = WEIGHTS_F32, .threads = 2};
+    struct model_options options = {
+        .device = test_device(), .isa = isa, .weights = WEIGHTS_F32, .threads = 2};
     snprintf(path, sizeof path, FOLDER "%s.gguf", name);
     struct model *model = golden_model(path, &options);
     assert_string_equal(model_get_info(model)->name, name);

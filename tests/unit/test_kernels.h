@@ -21,12 +21,6 @@
 static const char *const isa_names[] = {"portable", "avx2", "avx512", "avx512vnni", "avx512bf16"};
 #define ISA_COUNT (sizeof isa_names / sizeof *isa_names)
 
-/* Types of packed weights are tested up to this one: other devices than the CPU compute with f32
- * and bf16. */
-static inline enum dtype last_weights(void) {
-    return is_cpu_tested() ? DTYPE_INT8 : DTYPE_BF16;
-}
-
 /* A device and everything made on it. */
 struct bench {
     struct device *device;
@@ -38,17 +32,23 @@ struct bench {
 };
 
 /* False where this machine lacks the instruction set. */
-static inline bool bench_open(struct bench *bench, const char *isa, size_t threads) {
-    struct device_options options = {test_device(), threads, isa, 64, 4096};
+static inline bool bench_open_on(struct bench *bench, const char *name, const char *isa,
+                                 size_t threads) {
+    struct device_options options = {name, threads, isa, 64, 4096};
     struct error error = {0};
     *bench = (struct bench){0};
-    if (!is_isa_tested(isa)) return false;
-    if (!is_cpu_tested()) options.isa = NULL;
     int status = device_open(&options, &bench->device, &error);
     if (status == FATHOM_UNSUPPORTED) return false;
     if (status) fail_msg("device_open: %s", error.message);
     bench->kernels = bench->device->kernels;
     return true;
+}
+
+/* The device under test; false where it does not take part as `isa`. */
+static inline bool bench_open(struct bench *bench, const char *isa, size_t threads) {
+    *bench = (struct bench){0};
+    return is_isa_tested(isa) &&
+           bench_open_on(bench, test_device(), is_cpu_tested() ? isa : NULL, threads);
 }
 
 static inline void bench_close(struct bench *bench) {
