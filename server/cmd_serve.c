@@ -6,10 +6,10 @@
 #define TIB 1099511627776.0
 
 /* A step's target when none is given. On a slow machine decoding alone may take it: prompts still
- * have two thirds of a step, or first tokens would come later than without any target. */
+ * have three quarters of a step, or first tokens would come later than without any target. */
 #define NOT_GIVEN      (-1)
 #define STEP_TARGET_MS 50
-#define PREFILL_SHARE  (2.0 / 3)
+#define PREFILL_SHARE  0.75
 
 /* What flags hold before it is checked and put where it belongs. */
 struct serve_flags {
@@ -108,7 +108,7 @@ int cmd_serve(int argc, char **argv) {
          "prompt tokens of one request per step, 0 for any (0)", &s->engine.prefill_chunk, 0,
          1048576},
         {"step-target-ms", 0, FLAG_REAL, "MS",
-         "prefill makes no step with decoding requests longer, 0 for any (50, or 3 times theirs)",
+         "prefill makes no step with decoding requests longer, 0 for any (50, or 4 times theirs)",
          &values.step_target_ms, 0, 1e6},
         {"no-prefix-cache", 0, FLAG_SWITCH, NULL, "compute every prompt anew, whatever is known",
          &s->engine.no_prefix_cache, 0, 0},

@@ -1,6 +1,7 @@
 """Runs bench_batching over fathom-tiny and a random NAG of 135 M parameters: a table and a plot.
 
-    python bench_batching.py OUT [--build build] [--random FOLDER] [--quick] [--parts tiers,open,..]
+    python bench_batching.py OUT [--build build] [--random FOLDER] [--quick] [--rounds 5]
+                             [--parts tiers,open,..]
     python bench_batching.py OUT --report       table and plot again, from OUT/results.jsonl
 
 Writes results.jsonl (every cell, appended), batching.md and batching.svg into the folder OUT. The
@@ -25,15 +26,15 @@ COLORS = {"full": "#0b62a8", "high": "#15803d", "balanced": "#c2410c", "fast": "
 # ---- Runs ---------------------------------------------------------------------------------------
 
 
-def plan(models, quick):
+def plan(models, quick, rounds):
     """Arguments of bench_batching for every part. Seconds are those of a cell. 128 clients of the
     large model take half a minute to read their prompts, so the other arms meet at 32."""
     tiny, large = models
     text = ["--text", ROOT / "README.md"]
     tiers = "full,balanced,fast"
     s = 0.2 if quick else 1
-    rounds = ["--rounds", 1 if quick else 5]
     one = ["--rounds", 1 if quick else 2]
+    rounds = ["--rounds", 1 if quick else rounds]
     yield "predict", [tiny, "predict", *rounds, "--requests", 256, *text]
     yield "predict", [tiny, "predict", *rounds, "--requests", 256, "--threads", 1, *text]
     yield "predict", [large, "predict", *one, "--requests", 64, "--target-ms", 100]
@@ -54,7 +55,7 @@ def plan(models, quick):
 
 def run(arguments, models, out):
     with open(out / "results.jsonl", "a") as results:
-        for part, flags in plan(models, arguments.quick):
+        for part, flags in plan(models, arguments.quick, arguments.rounds):
             if arguments.parts and part not in arguments.parts.split(","):
                 continue
             command = [arguments.build / "tests" / "bench_batching", *flags]
@@ -279,6 +280,7 @@ def main():
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     parser.add_argument("--random", type=pathlib.Path, help="a random checkpoint made before")
     parser.add_argument("--quick", action="store_true", help="a fifth of the time: to try it out")
+    parser.add_argument("--rounds", type=int, default=5, help="of the cells that are compared (5)")
     parser.add_argument("--parts", help="only these: predict,tiers,long,kv,open")
     parser.add_argument("--report", action="store_true", help="run nothing")
     arguments = parser.parse_args()
