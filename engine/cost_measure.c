@@ -47,7 +47,7 @@ struct probe {
     size_t max_rows, blocks, table_blocks;
     int32_t *token, *position, *tier, *slot, *logit_rows;
     int32_t *table, *places; /* [kv_groups, table_blocks], [kv_groups] */
-    double *zeros;           /* [max_rows] temperatures and uniforms: a device that draws does so */
+    struct draw_batch draws; /* the best of each row: a device that draws does so */
     float *theta;
 };
 
@@ -55,7 +55,7 @@ static void probe_close(struct probe *probe) {
     kv_arena_destroy(probe->model, probe->arena);
     free(probe->token);
     free(probe->theta);
-    free(probe->zeros);
+    draw_batch_destroy(&probe->draws);
 }
 
 static int probe_open(struct probe *probe, struct model *model, struct error *error) {
@@ -66,9 +66,11 @@ static int probe_open(struct probe *probe, struct model *model, struct error *er
     probe->blocks = (rows + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
     probe->token = calloc(5 * rows + (table + 1) * info->kv_groups, sizeof *probe->token);
     probe->theta = calloc(info->sublayers, sizeof *probe->theta);
-    probe->zeros = calloc(rows, sizeof *probe->zeros);
-    int result = kv_arena_create(model, probe->blocks * info->kv_groups, &probe->arena, error);
-    if (result == 0 && (!probe->token || !probe->theta || !probe->zeros)) {
+    probe->draws.is_plain = true;
+    int result = draw_batch_create(&probe->draws, rows, error);
+    if (result == 0)
+        result = kv_arena_create(model, probe->blocks * info->kv_groups, &probe->arena, error);
+    if (result == 0 && (!probe->token || !probe->theta)) {
         result = error_set(error, FATHOM_NO_MEMORY, "no memory to time steps of %zu rows", rows);
     }
     if (result != 0) {
@@ -152,8 +154,7 @@ static void take_shot(struct probe *probe, struct shot *shot) {
         .blocks_per_slot = probe->table_blocks,
         .logit_rows = probe->logit_rows,
         .logit_count = shot->logits,
-        .temperature = (const float *)(const void *)probe->zeros,
-        .uniform = probe->zeros,
+        .draws = &probe->draws,
         .body = BODY_AUTO,
     };
     bool records = probe->model->device->kernels->step_begin != NULL;

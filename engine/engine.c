@@ -111,11 +111,9 @@ static int create_parts(struct engine *engine, struct error *error) {
     if (!engine->attn_depth || !engine->mlp_depth || !engine->skips) {
         return error_set(error, FATHOM_NO_MEMORY, "no memory for steps of %zu rows", rows);
     }
-    if (model_draws(engine->model)) {
-        engine->temperature = calloc(rows, sizeof *engine->temperature);
-        engine->uniform = calloc(rows, sizeof *engine->uniform);
-        if (!engine->temperature || !engine->uniform)
-            return error_set(error, FATHOM_NO_MEMORY, "no memory to draw for %zu rows", rows);
+    if (model_draws(engine->model) && !engine->options.host_draws) {
+        result = draw_batch_create(&engine->draws, rows, error);
+        if (result != 0) return result;
     }
     engine->stats.kv_blocks_total = blocks;
     engine->stats.kv_bytes_budget = engine->options.kv_budget;
@@ -196,8 +194,7 @@ void engine_destroy(struct engine *engine) {
     free(engine->attn_depth);
     free(engine->mlp_depth);
     free(engine->skips);
-    free(engine->temperature);
-    free(engine->uniform);
+    draw_batch_destroy(&engine->draws);
     free(engine);
 }
 

@@ -233,6 +233,7 @@ struct engine_options {
     int body;                /* BODY_* */
     size_t step_log;         /* steps kept for engine_get_steps; 0: none */
     bool no_prefix_cache;    /* compute every prompt anew */
+    bool host_draws;         /* tokens, even where the device could: the same ones, to compare */
     const struct cost_model *cost; /* copied; NULL: measured */
     size_t step_target_us; /* prefill does not make a step with decode rows longer; 0: no target */
     double prefill_share; /* but may take so much of its time: [0, 1), 0: as the target has it */
@@ -338,6 +339,7 @@ struct engine_stats {
     size_t kv_bytes_saved;     /* that running sequences would hold more if nothing were omitted */
     uint64_t prompt_tokens;    /* prompt rows executed, recomputed ones too */
     uint64_t generated_tokens; /* tokens drawn */
+    uint64_t host_draws; /* rows of logits that came to the host, to draw from or to score by */
     uint64_t prefix_queries, prefix_hits; /* prompt tokens looked for in the prefix cache, found */
     uint64_t steps, step_rows;
     uint64_t preemptions;        /* sequences put back, to be computed again, for lack of blocks */

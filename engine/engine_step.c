@@ -80,56 +80,72 @@ void engine_finish(struct engine *engine, struct sequence *sequence, enum finish
 
 /* ---- A step ---------------------------------------------------------------------------------- */
 
-/* The row's logits, or NULL if it has none; *next is the first of logit_rows not yet used. */
-static const float *row_logits(const struct engine *engine, const struct step *step,
-                               const struct step_result *result, size_t row, size_t *next) {
-    if (*next == step->logit_count || (size_t)step->logit_rows[*next] != row) return NULL;
-    size_t index = (*next)++;
-    return result->logits ? result->logits + engine->info->vocab * index : NULL;
+#define NO_LOGITS SIZE_MAX
+
+/* Where the row is among those with logits; *next is the first of logit_rows not yet used. */
+static size_t logit_index(const struct step *step, size_t row, size_t *next) {
+    bool has_logits = *next < step->logit_count && (size_t)step->logit_rows[*next] == row;
+    return has_logits ? (*next)++ : NO_LOGITS;
+}
+
+/* Before the step: what the device is to do with the rows that have logits. */
+static void ask_draws(struct engine *engine, const struct step *step) {
+    struct draw_batch *draws = &engine->draws;
+    draw_batch_clear(draws, step->logit_count);
+    for (size_t i = 0; i < step->part_count; i++) {
+        const struct step_part *part = &step->parts[i];
+        const struct sequence *sequence = part->sequence;
+        const struct engine_request *request = &sequence->request;
+        size_t next = part->first_logit;
+        for (size_t row = part->first_row; row < part->first_row + part->rows; row++) {
+            size_t at = logit_index(step, row, &next), after = (size_t)step->position[row] + 1;
+            if (at == NO_LOGITS) continue;
+            if (after < request->prompt_length)
+                draw_batch_ask_score(draws, at, sequence->tokens[after],
+                                     (size_t)request->top_logprobs);
+            else
+                draw_batch_ask_token(draws, at, sequence);
+        }
+    }
+}
+
+static bool is_drawn(const struct engine *engine, const struct step_result *result, size_t at) {
+    return result->drawn && engine->draws.rows[at].kind != DRAW_NOTHING;
+}
+
+static int tell_drawn(const struct engine *engine, const struct step_result *result, size_t at,
+                      struct scored_token *scored) {
+    return draw_batch_tell(&engine->draws, at, engine->info->vocab, &result->drawn[at],
+                           result->best + at * DRAW_BEST_MAX, scored);
+}
+
+static const float *host_logits(struct engine *engine, const struct step_result *result,
+                                size_t at) {
+    engine->stats.host_draws++;
+    return result->logits + engine->info->vocab * at;
 }
 
 /* A prompt token is predicted by the row before its own, perhaps a step ago, but its depth is that
  * of its own row: its event comes with its row, and the next token's score is kept until then. */
 static void report_prompt_row(struct engine *engine, struct sequence *sequence, size_t position,
-                              const float *logits, size_t row) {
+                              const struct step_result *result, size_t at, size_t row) {
     const struct engine_request *request = &sequence->request;
     sequence->pending.token = sequence->tokens[position];
     emit_token(engine, sequence, EVENT_PROMPT, &sequence->pending, row);
-    if (position + 1 < request->prompt_length) {
-        sampler_score(&engine->sampler, logits, sequence->tokens[position + 1],
-                      (size_t)request->top_logprobs, &sequence->pending);
-    }
-}
-
-/* Before the step: which of its tokens the device is to draw. */
-static void ask_draws(struct engine *engine, const struct step *step) {
-    for (size_t i = 0; i < step->logit_count; i++) {
-        engine->temperature[i] = -1;
-        engine->uniform[i] = 0;
-    }
-    for (size_t i = 0; i < step->part_count; i++) {
-        const struct step_part *part = &step->parts[i];
-        const struct sequence *sequence = part->sequence;
-        size_t last = part->first_row + part->rows - 1;
-        bool draws = (size_t)step->position[last] + 1 == sequence->length &&
-                     !sequence_is_full(sequence) && sampler_is_plain(sequence);
-        if (!draws) continue;
-        /* Without prompt_logprobs no other row of the part has logits. */
-        engine->temperature[part->first_logit] = sequence->request.sampling.temperature;
-        engine->uniform[part->first_logit] =
-            sampler_uniform(sequence->request.sampling.seed, sequence->length);
-    }
+    if (position + 1 == request->prompt_length) return;
+    if (is_drawn(engine, result, at))
+        tell_drawn(engine, result, at, &sequence->pending);
+    else
+        sampler_score(&engine->sampler, host_logits(engine, result, at),
+                      sequence->tokens[position + 1], (size_t)request->top_logprobs,
+                      &sequence->pending);
 }
 
 /* From the logits of index `at`, unless the device has. */
 static int choose_token(struct engine *engine, const struct sequence *sequence,
                         const struct step_result *result, size_t at, struct scored_token *scored) {
-    if (!result->drawn || engine->temperature[at] < 0) {
-        const float *logits = result->logits + engine->info->vocab * at;
-        return sampler_draw(&engine->sampler, sequence, logits, scored);
-    }
-    *scored = (struct scored_token){.token = result->drawn[at], .logprob = NAN};
-    return scored->token < 0 ? FATHOM_INVALID : 0;
+    if (is_drawn(engine, result, at)) return tell_drawn(engine, result, at, scored);
+    return sampler_draw(&engine->sampler, sequence, host_logits(engine, result, at), scored);
 }
 
 static void draw_next(struct engine *engine, struct sequence *sequence,
@@ -189,13 +205,13 @@ static void deliver_part(struct engine *engine, const struct step *step,
     count_reused(engine, sequence, first - part->reused, first);
     for (size_t row = part->first_row + part->recomputed; row < end; row++) {
         size_t position = (size_t)step->position[row];
-        const float *logits = row_logits(engine, step, result, row, &logit);
+        size_t at = logit_index(step, row, &logit);
         usage->attn_run += engine->attn_depth[row];
         usage->mlp_run += engine->mlp_depth[row];
         usage->attn_total += engine->info->blocks;
         usage->mlp_total += engine->info->blocks;
         if (sequence->request.prompt_logprobs && position < sequence->request.prompt_length) {
-            report_prompt_row(engine, sequence, position, logits, row);
+            report_prompt_row(engine, sequence, position, result, at, row);
         }
     }
     if (sequence->computed < sequence->length) return;
@@ -337,12 +353,11 @@ void engine_step(struct engine *engine) {
         .blocks_per_slot = step->blocks_per_part,
         .logit_rows = step->logit_rows,
         .logit_count = step->logit_count,
-        .temperature = engine->temperature,
-        .uniform = engine->uniform,
+        .draws = engine->draws.rows ? &engine->draws : NULL,
         .body = engine->options.body,
         .cost = &engine->cost,
     };
-    if (engine->temperature) ask_draws(engine, step);
+    if (engine->draws.rows) ask_draws(engine, step);
     double predicted = step->predicted_ns, modelled = step->modelled_ns;
     struct step_result result;
     model_step(engine->model, engine->arena, &batch, &result);

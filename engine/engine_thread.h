@@ -31,9 +31,7 @@ struct engine {
     struct sampler sampler;
     struct engine_stats stats;
     uint16_t *attn_depth, *mlp_depth; /* [max_step_rows] sub-layers that ran for each row */
-    /* [max_step_rows] as struct batch wants them; NULL: the device draws nothing */
-    float *temperature;
-    double *uniform;
+    struct draw_batch draws; /* zero: the device draws nothing */
     uint32_t *skips; /* [parts of a step, kv_groups] rows that took no place in the KV cache */
     uint64_t busy_ns, ended_ns; /* when it last woke; when a request last ended since, or 0 */
     double seconds_per_end;     /* recent time between two ends; 0: not known */

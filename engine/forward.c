@@ -222,7 +222,7 @@ bool model_draws(const struct model *model) {
 }
 
 static bool is_drawn(const struct model *model, const struct batch *batch) {
-    return model_draws(model) && batch->temperature && batch->logit_count;
+    return model_draws(model) && batch->draws && batch->logit_count;
 }
 
 static void write_step(struct model *model, const struct batch *batch) {
@@ -246,28 +246,39 @@ static void write_step(struct model *model, const struct batch *batch) {
     write_ids(device, model->scratch.wanted.indices, batch->logit_rows, batch->logit_count);
     write_ids(device, model->scratch.wanted.count, &count, 1);
     model->scratch.wanted.most = batch->logit_count;
-    if (is_drawn(model, batch)) {
-        device->kernels->write(device, model->scratch.temperature, 0, batch->temperature,
-                               batch->logit_count * sizeof *batch->temperature);
-        device->kernels->write(device, model->scratch.uniform, 0, batch->uniform,
-                               batch->logit_count * sizeof *batch->uniform);
-    }
+    if (!is_drawn(model, batch)) return;
+    const struct draw_batch *draws = batch->draws;
+    device->kernels->write(device, model->scratch.asked, 0, draws->rows,
+                           batch->logit_count * sizeof *draws->rows);
+    device->kernels->write(device, model->scratch.changes, 0, draws->changes,
+                           draws->change_count * sizeof *draws->changes);
 }
 
-static void read_results(struct model *model, const struct batch *batch,
+/* The device's answers, and the logits of rows that it was asked nothing of. */
+static size_t list_draws(struct model *model, const struct batch *batch, struct copy *copies,
                          struct step_result *result) {
     struct host_results *host = &model->host;
-    struct copy copies[RESULT_COPIES_MAX + 2];
-    size_t count = model->residual->kind->list_results(model->residual, batch->rows, host->run,
-                                                       host->mix, host->log_norm, copies);
+    const struct draw_row *rows = batch->draws ? batch->draws->rows : NULL;
     size_t first = 0, end = batch->logit_count, row = model->config.vocab * sizeof *host->logits;
+    size_t count = 0;
     result->drawn = NULL;
+    result->best = NULL;
     if (is_drawn(model, batch)) {
-        size_t bytes = batch->logit_count * sizeof *host->drawn;
-        copies[count++] = (struct copy){model->scratch.drawn, 0, 0, bytes, 1, host->drawn};
-        result->drawn = host->drawn;
-        while (first < end && batch->temperature[first] >= 0) first++;
-        while (first < end && batch->temperature[end - 1] >= 0) end--;
+        size_t told = 0;
+        for (size_t i = 0; i < end; i++) {
+            if (rows[i].is_told && (size_t)rows[i].best_count > told)
+                told = (size_t)rows[i].best_count;
+        }
+        size_t bytes = end * sizeof *host->outcome;
+        copies[count++] = (struct copy){model->scratch.outcome, 0, 0, bytes, 1, host->outcome};
+        size_t stride = DRAW_BEST_MAX * sizeof *host->best;
+        if (told)
+            copies[count++] = (struct copy){
+                model->scratch.best, 0, stride, told * sizeof *host->best, end, host->best};
+        result->drawn = host->outcome;
+        result->best = host->best;
+        while (first < end && rows[first].kind != DRAW_NOTHING) first++;
+        while (first < end && rows[end - 1].kind != DRAW_NOTHING) end--;
     }
     if (first < end) {
         copies[count++] = (struct copy){
@@ -278,8 +289,18 @@ static void read_results(struct model *model, const struct batch *batch,
             .to = (char *)host->logits + first * row,
         };
     }
-    model->device->kernels->read_all(model->device, copies, count);
     result->logits = first < end ? host->logits : NULL;
+    return count;
+}
+
+static void read_results(struct model *model, const struct batch *batch,
+                         struct step_result *result) {
+    struct host_results *host = &model->host;
+    struct copy copies[RESULT_COPIES_MAX + 3];
+    size_t count = model->residual->kind->list_results(model->residual, batch->rows, host->run,
+                                                       host->mix, host->log_norm, copies);
+    count += list_draws(model, batch, copies + count, result);
+    model->device->kernels->read_all(model->device, copies, count);
     result->run = host->run;
     result->mix = host->mix;
     result->log_norm = host->log_norm;
@@ -315,17 +336,30 @@ static void issue_operations(struct model *model, struct kv_arena *arena, const 
     }
     if (!is_drawn(model, batch)) return;
     const struct scratch *scratch = &model->scratch;
-    struct draw draw = {scratch->logits,      &scratch->wanted, model->config.vocab,
-                        scratch->temperature, scratch->uniform, scratch->drawn};
+    struct draw draw = {
+        .logits = scratch->logits,
+        .list = &scratch->wanted,
+        .vocab = model->config.vocab,
+        .is_plain = batch->draws->is_plain,
+        .asked = scratch->asked,
+        .changes = scratch->changes,
+        .outcome = scratch->outcome,
+        .best = scratch->best,
+    };
     model->device->kernels->draw(model->device, &draw);
 }
 
 static void issue_step(struct model *model, struct kv_arena *arena, const struct batch *batch,
                        size_t bodies[3]) {
     const struct kernels *kernels = model->device->kernels;
-    bool is_packed = batch->body != BODY_DENSE && residual_skips(model->residual);
-    struct step_shape shape = {&model->scratch.step, batch->logit_count, is_packed,
-                               is_drawn(model, batch), arena->buffer};
+    struct step_shape shape = {
+        .step = &model->scratch.step,
+        .logits = batch->logit_count,
+        .is_packed = batch->body != BODY_DENSE && residual_skips(model->residual),
+        .is_drawn = is_drawn(model, batch),
+        .is_plain = is_drawn(model, batch) && batch->draws->is_plain,
+        .arena = arena->buffer,
+    };
     if (kernels->step_begin && !kernels->step_begin(model->device, &shape)) {
         bodies[shape.is_packed ? GATHER : DENSE] = model->info.sublayers;
         return;

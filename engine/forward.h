@@ -3,6 +3,7 @@
 #ifndef FATHOM_FORWARD_H
 #define FATHOM_FORWARD_H
 
+#include "engine/draw_batch.h"
 #include "engine/engine.h"
 
 /* The KV arena of one engine: a buffer of `blocks` blocks, created and touched at start. Under
@@ -26,11 +27,9 @@ struct batch {
     size_t slots, blocks_per_slot;
     const int32_t *logit_rows; /* ascending rows whose logits are wanted */
     size_t logit_count;
-    /* Where the device draws, [logit_count]: the temperature of the next token, 0 for the best,
-     * below 0 for the row's logits in its place; and the uniform of the draw, in [0, 1). NULL: the
-     * logits of all. */
-    const float *temperature;
-    const double *uniform;
+    /* Where the device draws: what it is asked for each of logit_rows; those of which nothing is
+     * asked give their logits in its place. NULL: the logits of all. */
+    const struct draw_batch *draws;
     int body;                      /* BODY_* */
     const struct cost_model *cost; /* chooses bodies; NULL: packs whenever a row skips */
 };
@@ -38,15 +37,17 @@ struct batch {
 /* What a step computed; valid until the next step. Row l of run and mix starts at l *
  * max_step_rows. */
 struct step_result {
-    const float *logits;  /* [logit_count, vocab], of rows that were not drawn; NULL: all were */
-    const int32_t *drawn; /* [logit_count], -1 where every logit is -inf; NULL: none was */
+    const float *logits; /* [logit_count, vocab], of rows that nothing was asked of; NULL: of all
+                            something was */
+    const struct draw_outcome *drawn; /* [logit_count]; NULL: nothing was asked */
+    const struct draw_best *best;     /* [logit_count, DRAW_BEST_MAX] of those that are told */
     const uint8_t *run;                        /* [sublayers, max_step_rows] 1 = ran */
     const float *mix;                          /* [sublayers, max_step_rows] */
     const float *log_norm;                     /* [rows]: s after the last sub-layer */
     size_t body_none, body_dense, body_gather; /* sub-layers executed by each body */
 };
 
-/* The device draws, for a batch with temperatures. */
+/* The device draws, for a batch that asks for it. */
 bool model_draws(const struct model *model);
 
 /* Cannot fail: everything was allocated by model_load. */

@@ -168,7 +168,7 @@ static int make_step_buffers(struct model *model, struct error *error) {
     struct step_rows *step = &scratch->step;
     size_t rows = model->info.max_step_rows;
     size_t blocks = (model->info.context + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
-    size_t groups = model->info.kv_groups;
+    size_t groups = model->info.kv_groups, draws = model_draws(model) ? rows : 0;
     /* A step has at most one sequence per row. */
     if (!size_multiply(rows, blocks, &scratch->table_capacity) ||
         !size_multiply(scratch->table_capacity, groups, &scratch->table_capacity)) {
@@ -177,7 +177,7 @@ static int make_step_buffers(struct model *model, struct error *error) {
     }
     const struct {
         struct buffer **buffer;
-        size_t count;
+        size_t count; /* of 4 bytes */
     } parts[] = {
         {&step->token, rows},
         {&step->position, rows},
@@ -188,9 +188,10 @@ static int make_step_buffers(struct model *model, struct error *error) {
         {&scratch->taken, groups * rows},
         {&scratch->wanted.indices, rows},
         {&scratch->wanted.count, 1},
-        {&scratch->temperature, rows},
-        {&scratch->uniform, 2 * rows},
-        {&scratch->drawn, rows},
+        {&scratch->asked, draws * sizeof(struct draw_row) / 4},
+        {&scratch->changes, draws ? DRAW_CHANGES_MAX * sizeof(struct draw_change) / 4 : 0},
+        {&scratch->outcome, draws * sizeof(struct draw_outcome) / 4},
+        {&scratch->best, draws * DRAW_BEST_MAX * sizeof(struct draw_best) / 4},
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         *parts[i].buffer = model->device->kernels->buffer_create(
@@ -238,8 +239,10 @@ static int make_host_results(struct model *model, struct error *error) {
     host->mix = calloc(decisions, sizeof *host->mix);
     host->run = calloc(decisions, sizeof *host->run);
     host->log_norm = calloc(rows, sizeof *host->log_norm);
-    host->drawn = calloc(rows, sizeof *host->drawn);
-    if (host->logits && host->mix && host->run && host->log_norm && host->drawn) return 0;
+    host->outcome = calloc(rows, sizeof *host->outcome);
+    host->best = calloc(rows * DRAW_BEST_MAX, sizeof *host->best);
+    if (host->logits && host->mix && host->run && host->log_norm && host->outcome && host->best)
+        return 0;
     return error_set(error, FATHOM_NO_MEMORY, "no memory for the results of a step of %zu rows",
                      rows);
 }
@@ -497,9 +500,10 @@ static void destroy_scratch(struct model *model) {
         scratch->taken,
         scratch->wanted.indices,
         scratch->wanted.count,
-        scratch->temperature,
-        scratch->uniform,
-        scratch->drawn,
+        scratch->asked,
+        scratch->changes,
+        scratch->outcome,
+        scratch->best,
         model->rope,
     };
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) {
@@ -521,7 +525,8 @@ void model_destroy(struct model *model) {
     free(model->host.mix);
     free(model->host.run);
     free(model->host.log_norm);
-    free(model->host.drawn);
+    free(model->host.outcome);
+    free(model->host.best);
     tokenizer_destroy(model->tokenizer);
     checkpoint_close(model->checkpoint);
     free(model);

@@ -26,7 +26,9 @@ struct scratch {
     struct buffer *place;    /* positions: int32 [rows] */
     struct buffer *taken;    /* int32 [kv_groups, slots]: of those places, by earlier steps */
     struct row_list wanted;  /* rows whose logits are asked for */
-    struct buffer *temperature, *uniform, *drawn; /* f32, f64, int32 [rows]: of those */
+    /* Of those, where the device draws: draw_row [rows], draw_change [DRAW_CHANGES_MAX],
+     * draw_outcome [rows], draw_best [rows, DRAW_BEST_MAX]. */
+    struct buffer *asked, *changes, *outcome, *best;
     size_t table_capacity;   /* entries of step.block_table */
 };
 
@@ -34,7 +36,8 @@ struct scratch {
 struct host_results {
     float *logits, *mix, *log_norm;
     uint8_t *run;
-    int32_t *drawn;
+    struct draw_outcome *outcome;
+    struct draw_best *best;
 };
 
 struct model {

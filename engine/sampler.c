@@ -1,5 +1,7 @@
 #include "engine/sampler.h"
 
+#include "kernels/weight.h"
+
 #include <assert.h>
 #include <float.h>
 #include <math.h>
@@ -41,17 +43,6 @@ int sampler_draw(struct sampler *sampler, const struct sequence *sequence, const
         tell_logprobs(sampler, best, (size_t)request->top_logprobs, scored);
     }
     return 0;
-}
-
-bool sampler_is_plain(const struct sequence *sequence) {
-    const struct engine_request *request = &sequence->request;
-    const struct sampling *sampling = &request->sampling;
-    bool is_banned = request->stop_token_count > 0 &&
-                     sequence_generated(sequence) < request->min_tokens;
-    bool is_cut = sampling->temperature > 0 &&
-                  (sampling->top_k > 0 || sampling->top_p < 1 || sampling->min_p > 0);
-    return request->top_logprobs < 0 && sampling->bias_count == 0 && !sequence->counts.entries &&
-           !is_banned && !is_cut;
 }
 
 void sampler_score(struct sampler *sampler, const float *logits, int32_t token, size_t top,
@@ -119,22 +110,24 @@ static void top_offer(struct scored_token *scored, size_t room, int32_t token, f
     scored->top[place] = (struct token_logprob){token, logprob};
 }
 
-/* logprob = logit - log(sum of exp), around the best logit so that nothing overflows. */
+void sampler_tell(struct scored_token *scored, float logit, float peak, uint64_t sum) {
+    double log_sum = log((double)sum / WEIGHT_UNIT) + peak;
+    for (size_t i = 0; i < scored->top_count; i++) {
+        float top = scored->top[i].logprob;
+        scored->top[i].logprob = top > -INFINITY ? (float)(top - log_sum) : -INFINITY;
+    }
+    scored->logprob = logit > -INFINITY ? (float)(logit - log_sum) : -INFINITY;
+}
+
 static void tell_logprobs(const struct sampler *sampler, int32_t best, size_t top,
                           struct scored_token *scored) {
     const float *logits = sampler->logits;
     float peak = logits[best];
-    double sum = 0;
-    for (size_t i = 0; peak > -INFINITY && i < sampler->vocab; i++) sum += expf(logits[i] - peak);
-    double log_sum = log(sum) + peak;
+    uint64_t sum = 0;
+    for (size_t i = 0; i < sampler->vocab; i++) sum += weight_of(logits[i] - peak);
     if (top > TOP_LOGPROBS_MAX) top = TOP_LOGPROBS_MAX;
     for (size_t i = 0; i < sampler->vocab; i++) top_offer(scored, top, (int32_t)i, logits[i]);
-    for (size_t i = 0; i < scored->top_count; i++) {
-        float logit = scored->top[i].logprob;
-        scored->top[i].logprob = logit > -INFINITY ? (float)(logit - log_sum) : -INFINITY;
-    }
-    float logit = logits[scored->token];
-    scored->logprob = logit > -INFINITY ? (float)(logit - log_sum) : -INFINITY;
+    sampler_tell(scored, logits[scored->token], peak, sum);
 }
 
 /* ---- The draw -------------------------------------------------------------------------------- */
@@ -166,12 +159,12 @@ static size_t candidates_partition(struct candidate *all, size_t low, size_t hig
 
 /* Moves the shortest run of the best candidates whose weights sum to `target` (> 0) to the front;
  * returns its length, 1 at least. A quickselect by weight: the vocabulary is never sorted. */
-static size_t candidates_select(struct candidate *all, size_t count, double target) {
+static size_t candidates_select(struct candidate *all, size_t count, uint64_t target) {
     size_t low = 0, high = count; /* those before low are in, those from high on are out */
-    double taken = 0;             /* weight of those before low, below the target */
+    uint64_t taken = 0;           /* weight of those before low, below the target */
     while (low < high) {
         size_t middle = candidates_partition(all, low, high);
-        double left = 0;
+        uint64_t left = 0;
         for (size_t i = low; i < middle; i++) left += all[i].weight;
         if (taken + left >= target) {
             high = middle;
@@ -184,51 +177,76 @@ static size_t candidates_select(struct candidate *all, size_t count, double targ
     return low;
 }
 
-static double candidates_weight(const struct candidate *all, size_t count) {
-    double sum = 0;
+static uint64_t candidates_weight(const struct candidate *all, size_t count) {
+    uint64_t sum = 0;
     for (size_t i = 0; i < count; i++) sum += all[i].weight;
     return sum;
 }
 
-/* All possible tokens, or the top_k of them, each with weight 1. */
-static size_t collect_candidates(struct sampler *sampler, size_t top_k) {
+/* Possible tokens that are no worse than `last` (NULL: all), in the order of ids. */
+static size_t collect_candidates(struct sampler *sampler, const struct candidate *last) {
     struct candidate *all = sampler->candidates;
     size_t count = 0;
     for (size_t i = 0; i < sampler->vocab; i++) {
-        if (sampler->logits[i] == -INFINITY) continue;
-        all[count++] = (struct candidate){sampler->logits[i], 1, (int32_t)i};
+        struct candidate one = {1, sampler->logits[i], (int32_t)i};
+        if (one.logit == -INFINITY || (last && candidate_before(last, &one))) continue;
+        all[count++] = one;
     }
-    return top_k > 0 && top_k < count ? candidates_select(all, count, (double)top_k) : count;
+    return count;
 }
 
-/* Those at least min_p times as likely as the best, whose weight is 1; their order is kept. */
+static void weigh_candidates(struct candidate *all, size_t count, float peak, float temperature) {
+    float scale = weight_scale(temperature);
+    for (size_t i = 0; i < count; i++) all[i].weight = weight_of((all[i].logit - peak) * scale);
+}
+
+static struct candidate find_last(const struct candidate *all, size_t count) {
+    struct candidate last = all[0];
+    for (size_t i = 1; i < count; i++) {
+        if (candidate_before(&last, &all[i])) last = all[i];
+    }
+    return last;
+}
+
+/* Candidates in the order of ids, weighed. To select is to move them: those that stay are collected
+ * once more. */
+static size_t choose_candidates(struct sampler *sampler, const struct sampling *sampling,
+                                float peak) {
+    struct candidate *all = sampler->candidates;
+    size_t count = collect_candidates(sampler, NULL), possible = count;
+    size_t top_k = (size_t)sampling->top_k;
+    if (top_k > 0 && top_k < count) count = candidates_select(all, count, top_k);
+    weigh_candidates(all, count, peak, sampling->temperature);
+    if (sampling->top_p < 1) {
+        uint64_t target = weight_to_reach(sampling->top_p, candidates_weight(all, count));
+        count = candidates_select(all, count, target);
+    }
+    if (count == possible && sampling->top_p >= 1) return count;
+    struct candidate last = find_last(all, count);
+    count = collect_candidates(sampler, &last);
+    weigh_candidates(all, count, peak, sampling->temperature);
+    return count;
+}
+
+/* Those at least min_p times as likely as the best. */
 static size_t drop_unlikely(struct candidate *all, size_t count, float min_p) {
+    uint64_t least = weight_least(min_p);
     size_t kept = 0;
     for (size_t i = 0; i < count; i++) {
-        if (all[i].weight >= min_p) all[kept++] = all[i];
+        if (all[i].weight >= least) all[kept++] = all[i];
     }
     return kept;
 }
 
 static int32_t draw_token(struct sampler *sampler, const struct sequence *sequence, int32_t best) {
     const struct sampling *sampling = &sequence->request.sampling;
-    struct candidate *all = sampler->candidates;
-    float peak = sampler->logits[best];
-    size_t count = collect_candidates(sampler, (size_t)sampling->top_k);
-    for (size_t i = 0; i < count; i++) {
-        all[i].weight = expf((all[i].logit - peak) / sampling->temperature);
-    }
-    if (sampling->top_p < 1) {
-        count = candidates_select(all, count, sampling->top_p * candidates_weight(all, count));
-    }
-    if (sampling->min_p > 0) count = drop_unlikely(all, count, sampling->min_p);
-    double uniform = sampler_uniform(sampling->seed, sequence->length);
-    double rest = uniform * candidates_weight(all, count);
-    for (size_t i = 0; i < count; i++) {
-        rest -= all[i].weight;
-        if (rest < 0) return all[i].token;
-    }
-    return best; /* rounding left a rest after the last candidate */
+    const struct candidate *candidate = sampler->candidates;
+    size_t count = choose_candidates(sampler, sampling, sampler->logits[best]);
+    if (sampling->min_p > 0) count = drop_unlikely(sampler->candidates, count, sampling->min_p);
+    uint64_t rest = weight_drawn(sampler_uniform(sampling->seed, sequence->length),
+                                 candidates_weight(candidate, count));
+    while (rest >= candidate->weight) rest -= candidate++->weight;
+    return candidate->token;
 }
 
 /* Mixed twice: neighbouring seeds at neighbouring positions must not meet. */

@@ -4,8 +4,10 @@
  * the distribution then, at temperature 1; then temperature, top_k, top_p, min_p, and the draw.
  * Prompt tokens are scored by the model's own distribution: nothing was drawn there.
  *
- * Deterministic: same logits and same sequence, same token. Equal logits are ordered by lower id.
- * Not-a-number counts as -inf. Engine thread only; nothing is allocated after creation.
+ * Deterministic: same logits and same sequence, same token, whoever draws: a device does it by the
+ * same rules (kernels.h, struct draw). Equal logits are ordered by lower id; the draw goes through
+ * the candidates in the order of ids. Not-a-number counts as -inf. Engine thread only; nothing is
+ * allocated after creation.
  */
 #ifndef FATHOM_SAMPLER_H
 #define FATHOM_SAMPLER_H
@@ -13,7 +15,8 @@
 #include "engine/sequence.h"
 
 struct candidate {
-    float logit, weight; /* weight: exp of the logit's distance to the best, at the temperature */
+    uint64_t weight; /* kernels/weight.h, at the temperature */
+    float logit;
     int32_t token;
 };
 
@@ -30,12 +33,13 @@ void sampler_destroy(struct sampler *sampler); /* zeroed is allowed */
 int sampler_draw(struct sampler *sampler, const struct sequence *sequence, const float *logits,
                  struct scored_token *scored);
 
-/* Nothing but a temperature shapes the choice of its next token, and no logprob is told of it. */
-bool sampler_is_plain(const struct sequence *sequence);
-
 /* Scores a given token, with the `top` (0..TOP_LOGPROBS_MAX) best ones. */
 void sampler_score(struct sampler *sampler, const float *logits, int32_t token, size_t top,
                    struct scored_token *scored);
+
+/* The end of scoring, from the token's logit, the best one, and the sum of weights at temperature
+ * 1. The logprobs of scored->top are still logits. */
+void sampler_tell(struct scored_token *scored, float logit, float peak, uint64_t sum);
 
 /* Uniform in [0, 1), a function of the arguments alone. */
 double sampler_uniform(uint64_t seed, uint64_t position);

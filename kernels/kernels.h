@@ -235,17 +235,58 @@ struct rmsnorm {
     float epsilon;
 };
 
-/* The next token of each listed row, by its temperature. 0: the best, the lowest id among equals.
- * Above 0: the first, in the order of ids, with which the sum of exp((logit - best) / temperature)
- * exceeds `uniform` of the whole. Below 0: the row is left out. What is no number is -inf, +inf the
- * largest float; a row of nothing but -inf gives -1. */
+#define DRAW_BEST_MAX 20 /* tokens told beside the one that was drawn */
+
+enum draw_kind { DRAW_TOKEN, DRAW_SCORE, DRAW_NOTHING };
+
+/* What is asked of one row of logits; terms and ranges of struct sampling (engine.h). All zero: the
+ * best token, and nothing told. */
+struct draw_row {
+    double uniform; /* where the draw falls, in [0, 1) */
+    int32_t kind;   /* DRAW_SCORE: `token` is given; DRAW_NOTHING: the row is left out */
+    int32_t token;
+    float temperature; /* 0: the best, the lowest id among equals */
+    float top_p, min_p;
+    int32_t top_k;
+    float repetition, presence, frequency;
+    int32_t is_told, best_count; /* logprobs are wanted, and those of so many best */
+    int32_t changes, bias_count, used_count, ban_count; /* the first of its changes; of each kind */
+};
+
+/* One token's logit changes; of DRAW_TOKEN only. In this order: biases, penalties, bans. */
+struct draw_change {
+    int32_t token; /* in [0, V); once among the used */
+    union {
+        float bias;
+        uint32_t generated; /* times; that it was used at all is what `repetition` is for */
+    } by;
+};
+
+/* What comes back of a row. logprob of a logit = logit - best - ln(sum / WEIGHT_UNIT). */
+struct draw_outcome {
+    int32_t token; /* -1: none is possible. DRAW_SCORE: the given one */
+    /* Of rows that are told, after changes: */
+    float logit, best;
+    uint64_t sum; /* of all weights, at temperature 1 */
+};
+
+struct draw_best {
+    int32_t token; /* descending by logit, ties by lower id */
+    float logit;
+};
+
+/* The next token of each listed row, by the rules of engine/sampler.h and in whole numbers
+ * (weight.h): the same token on every device. What is no number is -inf, +inf the largest float.
+ * Logits are changed in place. */
 struct draw {
-    const struct buffer *logits; /* f32 [listed, V] */
+    struct buffer *logits; /* f32 [listed, V] */
     const struct row_list *list;
     size_t vocab;
-    const struct buffer *temperature; /* f32 [listed] */
-    const struct buffer *uniform;     /* f64 [listed], in [0, 1) */
-    struct buffer *token;             /* out: int32 [listed] */
+    bool is_plain; /* no row has changes, or a cut by top_k, top_p or min_p: less is issued */
+    const struct buffer *asked;   /* draw_row [listed] */
+    const struct buffer *changes; /* draw_change [..] */
+    struct buffer *outcome;       /* out: draw_outcome [listed] */
+    struct buffer *best; /* out: draw_best [listed, DRAW_BEST_MAX], min(best_count, V) of each */
 };
 
 /* Rows of `width` bytes, `stride` apart in the buffer, from `offset` on, as on the host. */
@@ -260,7 +301,8 @@ struct step_shape {
     const struct step_rows *step;
     size_t logits;  /* rows whose logits are wanted */
     bool is_packed; /* sub-layers run packed, each in a branch; else all rows run */
-    bool is_drawn;  /* tokens are drawn from the logits */
+    bool is_drawn;  /* tokens are drawn from the logits, */
+    bool is_plain;  /* as struct draw has it */
     const struct buffer *arena;
 };
 

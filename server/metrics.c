@@ -143,6 +143,9 @@ static void page_work(struct page *page) {
                (double)stats->prompt_tokens);
     page_value(page, "fathom_generation_tokens_total", "counter", "Tokens generated.",
                (double)stats->generated_tokens);
+    page_value(page, "fathom_host_draws_total", "counter",
+               "Rows of logits that the host drew or scored by; a GPU leaves few to it.",
+               (double)stats->host_draws);
     page_value(page, "fathom_num_preemptions_total", "counter",
                "Sequences put back for lack of KV.", (double)stats->preemptions);
     page_value(page, "fathom_requests_cancelled_total", "counter",

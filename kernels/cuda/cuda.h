@@ -10,6 +10,7 @@
 #define SCORES_MAX     1024 /* gate directions */
 #define GATE_PARTS_MAX 8    /* blocks that share the directions of one row */
 #define DRAW_PARTS_MAX 64   /* of a vocabulary */
+#define DRAW_ROWS_MAX  256  /* rows of logits that are drawn from at once */
 #define BOUND_ROWS     256  /* up to here the host does not ask how many rows are on a list */
 
 /* A rotation of q or k that was asked for and not yet done: whoever reads the buffer next does it
@@ -51,12 +52,7 @@ enum { SHAPE_ROWS, SHAPE_SLOTS, SHAPE_BLOCKS, SHAPE_INTS };
 
 struct recorder;
 
-/* Of a row of logits: draw.cu. */
-struct draw_part {
-    double sum;
-    float best;
-    int32_t token;
-};
+struct draw_state; /* scratch of a row of logits: draw.h */
 
 struct cuda_device {
     struct device base;
@@ -77,7 +73,7 @@ struct cuda_device {
     float *scores;    /* [max_rows, SCORES_MAX] of gate directions */
     int32_t *place;   /* [max_rows]: where a running row is in the list */
     int32_t *arrived; /* [max_rows]: blocks that are done with a row */
-    struct draw_part *draw_parts; /* [max_rows, DRAW_PARTS_MAX] */
+    struct draw_state *draw_states; /* [min(max_rows, DRAW_ROWS_MAX)] */
     float *partials;  /* of attention over parts of a context: attention.cu */
     size_t partials_bytes;
     int32_t *parts_arrived; /* [parts_arrived_count] */
@@ -169,6 +165,7 @@ void cuda_attention(struct device *device, const struct attention *attention);
 void cuda_activate(struct device *device, const struct activate *activate);
 void cuda_scale_logits(struct device *device, const struct scale_logits *scale);
 void cuda_rmsnorm(struct device *device, const struct rmsnorm *norm);
+int cuda_draw_create(struct cuda_device *cuda, struct error *error);
 void cuda_draw(struct device *device, const struct draw *draw);
 
 #endif

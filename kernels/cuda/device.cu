@@ -226,7 +226,7 @@ static void cuda_close(struct device *device) {
     blas_close(cuda->blas);
     void *memory[] = {cuda->copy,          cuda->packed,  cuda->scores,
                       cuda->place,         cuda->arrived, cuda->partials,
-                      cuda->parts_arrived, cuda->shape,   cuda->draw_parts};
+                      cuda->parts_arrived, cuda->shape,   cuda->draw_states};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) cudaFree(memory[i]);
     cudaFreeHost(cuda->staging);
     if (cuda->stream) cudaStreamDestroy(cuda->stream);
@@ -349,10 +349,9 @@ static int scratch_create(struct cuda_device *cuda, struct error *error) {
     cuda->place = (int32_t *)cuda_allocate(cuda->max_rows * sizeof(int32_t), error);
     cuda->arrived = (int32_t *)cuda_allocate(cuda->max_rows * sizeof(int32_t), error);
     cuda->shape = (int32_t *)cuda_allocate(SHAPE_INTS * sizeof(int32_t), error);
-    cuda->draw_parts = (struct draw_part *)cuda_allocate(
-        cuda->max_rows * DRAW_PARTS_MAX * sizeof *cuda->draw_parts, error);
-    if (!cuda->scores || !cuda->place || !cuda->arrived || !cuda->shape || !cuda->draw_parts)
-        return FATHOM_NO_MEMORY;
+    if (!cuda->scores || !cuda->place || !cuda->arrived || !cuda->shape) return FATHOM_NO_MEMORY;
+    int result = cuda_draw_create(cuda, error);
+    if (result) return result;
     if (cudaMallocHost((void **)&cuda->staging, STAGING_BYTES) != cudaSuccess) {
         cudaGetLastError();
         return error_set(error, FATHOM_NO_MEMORY, "no memory to read results of the device into");

@@ -21,7 +21,7 @@
 struct step_key {
     size_t rows, logits, blocks; /* buckets; logits 0: none */
     const void *arena;
-    bool is_packed, is_drawn;
+    bool is_packed, is_drawn, is_plain;
 };
 
 struct recorded {
@@ -75,6 +75,7 @@ static struct step_key key_of(const struct cuda_device *cuda, const struct step_
     key.arena = shape->arena->data;
     key.is_packed = shape->is_packed;
     key.is_drawn = shape->is_drawn;
+    key.is_plain = shape->is_plain;
     return key;
 }
 
@@ -83,7 +84,8 @@ static struct recorded *step_find(struct recorder *recorder, const struct step_k
         const struct step_key *other = &recorder->steps[i].key;
         if (other->rows == key->rows && other->logits == key->logits &&
             other->blocks == key->blocks && other->arena == key->arena &&
-            other->is_packed == key->is_packed && other->is_drawn == key->is_drawn)
+            other->is_packed == key->is_packed && other->is_drawn == key->is_drawn &&
+            other->is_plain == key->is_plain)
             return &recorder->steps[i];
     }
     return NULL;

@@ -234,7 +234,7 @@ static void issue_operations(struct bench *bench) {
 
 static double time_step(struct bench *bench) {
     const struct kernels *kernels = bench->kernels;
-    struct step_shape shape = {&bench->step, 0, true, false, bench->arena};
+    struct step_shape shape = {.step = &bench->step, .is_packed = true, .arena = bench->arena};
     float done;
     uint64_t start = time_now_ns();
     if (!kernels->step_begin || kernels->step_begin(bench->device, &shape)) {

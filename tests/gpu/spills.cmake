@@ -1,5 +1,5 @@
 # Fails when a hot kernel of libfathom_cuda.so keeps registers in memory. REPORTS: what ptxas said.
-set(hot "attend_kernelI13__nv_bfloat16S0_|append_kernelI13__nv_bfloat16S0_|end_kernelI13__nv_bfloat16E|list_kernel|activate_kernelI13__nv_bfloat16E|begin_kernel|start_kernel|add_kernelI13__nv_bfloat16E|quantise_kernelIfE|product_kernel|pack_kernelIf13__nv_bfloat16E")
+set(hot "attend_kernelI13__nv_bfloat16S0_|append_kernelI13__nv_bfloat16S0_|end_kernelI13__nv_bfloat16E|list_kernel|activate_kernelI13__nv_bfloat16E|begin_kernel|best_kernel|narrow_kernel|weigh_kernel|choose_kernel|start_kernel|add_kernelI13__nv_bfloat16E|quantise_kernelIfE|product_kernel|pack_kernelIf13__nv_bfloat16E")
 set(seen 0)
 foreach(report ${REPORTS})
   file(STRINGS ${report} lines)

@@ -317,6 +317,7 @@ struct pair {
     struct kv_arena *arena;
     size_t length[SEQUENCES];
     int32_t places[GROUPS_MAX * SEQUENCES];
+    const struct draw_batch *draws; /* NULL: nothing is drawn */
 };
 
 /* The table is as wide as the longer sequence needs, like the scheduler's. */
@@ -342,6 +343,7 @@ static void pair_step(struct pair *pair, size_t step, int body, struct step_resu
     batch.places = pair->places;
     batch.slots = SEQUENCES;
     batch.blocks_per_slot = per_slot;
+    batch.draws = pair->draws;
     batch.body = body;
     model_step(pair->model, pair->arena, &batch, result);
     for (size_t i = 0; i < groups * batch.rows; i++) {
@@ -356,13 +358,15 @@ struct story {
     size_t bytes, graphs;
 };
 
+/* drawn: [STEPS, SEQUENCES], with draws. */
 static struct story pair_run(const struct emulation *emulation, const char *name,
-                             enum weight_type weights, int body) {
+                             enum weight_type weights, int body, const struct draw_batch *draws,
+                             struct draw_outcome *drawn) {
     char path[512];
     struct error error = {0};
     struct model_options options = {.device = "cuda", .weights = weights};
     snprintf(path, sizeof path, "%s%s", GOLDEN_FOLDER, name);
-    struct pair pair = {.model = golden_model(path, &options)};
+    struct pair pair = {.model = golden_model(path, &options), .draws = draws};
     const struct model_info *info = &pair.model->info;
     size_t blocks = info->kv_groups * SEQUENCES * SLOT_BLOCKS;
     assert_in_range(info->kv_groups, 1, GROUPS_MAX);
@@ -376,6 +380,7 @@ static struct story pair_run(const struct emulation *emulation, const char *name
         struct step_result result;
         pair_step(&pair, step, body, &result);
         memcpy(story.logits + step * floats, result.logits, floats * sizeof *story.logits);
+        if (draws) memcpy(drawn + step * SEQUENCES, result.drawn, SEQUENCES * sizeof *drawn);
         assert_int_equal(result.body_none + result.body_dense + result.body_gather,
                          info->sublayers);
     }
@@ -408,13 +413,14 @@ static void recording_changes_no_bit(void **state) {
     struct emulation emulation = emulation_find();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         setenv("FATHOM_CUDA_GRAPHS", "0", 1);
-        struct story issued = pair_run(&emulation, cases[i].model, cases[i].weights, cases[i].body);
+        struct story issued = pair_run(&emulation, cases[i].model, cases[i].weights, cases[i].body,
+                                       NULL, NULL);
         unsetenv("FATHOM_CUDA_GRAPHS");
         assert_int_equal(issued.graphs, 0);
         for (size_t j = 0; j < (emulation.set_lack ? cases[i].lacks : 1); j++) {
             if (emulation.set_lack) emulation.set_lack(lacks[j]);
             struct story other =
-                pair_run(&emulation, cases[i].model, cases[i].weights, cases[i].body);
+                pair_run(&emulation, cases[i].model, cases[i].weights, cases[i].body, NULL, NULL);
             if (emulation.set_lack) {
                 emulation.set_lack(LACKS_NOTHING);
                 /* Two shapes: those of the first step, and those of all others. */
@@ -434,39 +440,69 @@ static void recording_changes_no_bit(void **state) {
  * for who does not. */
 static void device_draws_like_the_host(void **state) {
     (void)state;
-    enum { REQUESTS = 6, TOKENS = 20 };
+    enum { REQUESTS = 24 };
     static struct outcome outcomes[2][REQUESTS];
     struct emulation emulation = emulation_find();
     struct emulation_counters counters[2] = {{0}};
+    struct engine_stats stats[2];
     struct cost_model cost = {0};
     struct run run;
     run_open(&run, "with-tokenizer");
-    for (int told = 0; told < 2; told++) {
-        struct engine *engine = open_engine(run.model, (struct engine_options){.cost = &cost});
+    for (int host = 0; host < 2; host++) {
+        struct engine_options options = {.cost = &cost, .host_draws = host};
+        struct engine *engine = open_engine(run.model, options);
         if (emulation.clear) emulation.clear();
-        memset(outcomes[told], 0, sizeof outcomes[told]);
+        memset(outcomes[host], 0, sizeof outcomes[host]);
         for (size_t i = 0; i < REQUESTS; i++) {
             struct asked asked;
-            ask(&asked, &run.model->info, i, 3 + i, TOKENS);
-            asked.request.ignore_eos = true;
-            asked.request.sampling.temperature = (float)(i % 3) * 0.7f;
-            asked.request.top_logprobs = told - 1;
+            ask_variously(&asked, &run.model->info, i);
             submit(engine, &asked);
         }
-        collect_all(engine, outcomes[told], REQUESTS);
+        collect_all(engine, outcomes[host], REQUESTS);
+        wait_idle(engine, &stats[host]);
         engine_destroy(engine);
-        if (emulation.get) counters[told] = emulation.get();
+        if (emulation.get) counters[host] = emulation.get();
     }
-    for (size_t i = 0; i < REQUESTS; i++) {
-        assert_int_equal(outcomes[0][i].token_count, TOKENS);
-        for (size_t t = 0; t < TOKENS; t++)
-            assert_int_equal(outcomes[0][i].tokens[t].token, outcomes[1][i].tokens[t].token);
-    }
+    for (size_t i = 0; i < REQUESTS; i++) check_same(&outcomes[0][i], &outcomes[1][i]);
+    assert_int_equal(stats[0].host_draws, 0);
+    assert_true(stats[1].host_draws > stats[1].generated_tokens);
     if (emulation.get) {
-        size_t rows = REQUESTS * TOKENS * run.model->info.vocab * sizeof(float);
-        assert_true(counters[0].copied + rows <= counters[1].copied + REQUESTS * TOKENS * 4);
+        size_t rows = stats[1].host_draws, vocab = run.model->info.vocab;
+        size_t answer = sizeof(struct draw_outcome) + DRAW_BEST_MAX * sizeof(struct draw_best);
+        assert_true(counters[0].copied + rows * vocab * sizeof(float) <=
+                    counters[1].copied + rows * answer);
     }
     run_close(&run);
+}
+
+/* Of two rows the device draws one: the other's logits come as they are. */
+static void device_draws_beside_the_host(void **state) {
+    (void)state;
+    struct emulation emulation = emulation_find();
+    struct draw_batch draws;
+    struct error error = {0};
+    struct story all = pair_run(&emulation, "gqa-relu2", WEIGHTS_F32, BODY_AUTO, NULL, NULL);
+    must(draw_batch_create(&draws, SEQUENCES, &error), &error);
+    for (size_t drawn = 0; drawn < SEQUENCES; drawn++) {
+        struct draw_outcome outcomes[STEPS * SEQUENCES];
+        draw_batch_clear(&draws, SEQUENCES);
+        draws.rows[drawn] = (struct draw_row){.kind = DRAW_TOKEN};
+        struct story other =
+            pair_run(&emulation, "gqa-relu2", WEIGHTS_F32, BODY_AUTO, &draws, outcomes);
+        size_t vocab = all.bytes / sizeof(float) / STEPS / SEQUENCES;
+        for (size_t i = 0; i < STEPS * SEQUENCES; i++) {
+            const float *logits = all.logits + i * vocab;
+            if (i % SEQUENCES != drawn) {
+                assert_memory_equal(other.logits + i * vocab, logits, vocab * sizeof *logits);
+                continue;
+            }
+            assert_in_range(outcomes[i].token, 0, vocab - 1);
+            for (size_t v = 0; v < vocab; v++) assert_true(logits[v] <= logits[outcomes[i].token]);
+        }
+        free(other.logits);
+    }
+    draw_batch_destroy(&draws);
+    free(all.logits);
 }
 
 /* ---- What steps cost ------------------------------------------------------------------------- */
@@ -552,6 +588,7 @@ int main(void) {
         cmocka_unit_test(skips_read_nothing),
         cmocka_unit_test(recording_changes_no_bit),
         cmocka_unit_test(device_draws_like_the_host),
+        cmocka_unit_test(device_draws_beside_the_host),
         cmocka_unit_test(costs_are_those_of_the_device),
         cmocka_unit_test(cache_takes_what_is_free),
     };
