@@ -115,9 +115,12 @@ static void rotate(struct model *model, struct buffer *x, size_t heads, const st
     model->device->kernels->rope(model->device, &rope);
 }
 
-static void branch_begin(struct model *model, enum body body, const struct row_list *running) {
+/* Once, unless the device wants it once more. */
+static bool branch_begin(struct model *model, enum body body, const struct row_list *running,
+                         size_t attempt) {
     const struct kernels *kernels = model->device->kernels;
-    if (body == GATHER && kernels->branch_begin) kernels->branch_begin(model->device, running);
+    if (body != GATHER || !kernels->branch_begin) return attempt == 0;
+    return kernels->branch_begin(model->device, running, attempt);
 }
 
 static void branch_end(struct model *model, enum body body) {
@@ -149,24 +152,11 @@ static void store_kv(struct model *model, const struct kv_layer *kv, const struc
     model->device->kernels->kv_append(model->device, &append);
 }
 
-static void run_attention(struct model *model, struct kv_arena *arena, size_t block,
-                          enum body body) {
+/* Q, scores and O. */
+static void attend(struct model *model, const struct kv_layer *kv, const struct step_rows *placed,
+                   const struct layer *layer, const struct buffer *input,
+                   const struct row_list *list) {
     struct scratch *scratch = &model->scratch;
-    const struct layer *layer = &model->layers[block];
-    const struct residual_kind *residual = model->residual->kind;
-    const struct buffer *input = residual->input(model->residual);
-    const struct row_list *running = residual->decide(model->residual);
-    struct kv_layer kv = kv_layer_of(model, arena, block);
-    bool omit = model->info.kv_policy == KV_OMIT;
-    const struct step_rows *placed = omit ? &scratch->placed : &scratch->step;
-    if (body == NONE && omit) return;
-    scratch->placed.layer = block;
-    if (omit) branch_begin(model, body, running);
-    store_kv(model, &kv, placed, layer, input, omit ? running : NULL);
-    if (body == NONE) return;
-    if (!omit) branch_begin(model, body, running);
-
-    const struct row_list *list = body == GATHER ? running : NULL;
     size_t rows = scratch->step.rows;
     multiply(model, input, layer->q, scratch->q, rows, list);
     if (list) rows = model->device->kernels->row_count(model->device, list);
@@ -174,7 +164,7 @@ static void run_attention(struct model *model, struct kv_arena *arena, size_t bl
     rotate(model, scratch->q, model->config.heads, layer->q_gain, list);
     struct attention attention = {
         .step = placed,
-        .kv = &kv,
+        .kv = kv,
         .q = scratch->q,
         .out = scratch->mixed,
         .heads = model->config.heads,
@@ -183,18 +173,34 @@ static void run_attention(struct model *model, struct kv_arena *arena, size_t bl
     model->device->kernels->attention(model->device, &attention);
     multiply(model, scratch->mixed, layer->o, scratch->f, rows, NULL);
     add_bias(model, scratch->f, layer->o_bias, model->config.hidden, rows);
-    branch_end(model, body);
 }
 
-static void run_mlp(struct model *model, size_t block, enum body body) {
-    if (body == NONE) return;
+static void run_attention(struct model *model, struct kv_arena *arena, size_t block,
+                          enum body body) {
     struct scratch *scratch = &model->scratch;
     const struct layer *layer = &model->layers[block];
     const struct residual_kind *residual = model->residual->kind;
     const struct buffer *input = residual->input(model->residual);
-    const struct row_list *list = body == GATHER ? residual->decide(model->residual) : NULL;
+    const struct row_list *running = residual->decide(model->residual);
+    const struct row_list *list = body == GATHER ? running : NULL;
+    struct kv_layer kv = kv_layer_of(model, arena, block);
+    bool omit = model->info.kv_policy == KV_OMIT;
+    const struct step_rows *placed = omit ? &scratch->placed : &scratch->step;
+    if (body == NONE && omit) return;
+    scratch->placed.layer = block;
+    if (!omit) store_kv(model, &kv, placed, layer, input, NULL);
+    if (body == NONE) return;
+    for (size_t i = 0; branch_begin(model, body, running, i); i++) {
+        if (omit) store_kv(model, &kv, placed, layer, input, running);
+        attend(model, &kv, placed, layer, input, list);
+        branch_end(model, body);
+    }
+}
+
+static void feed_forward(struct model *model, const struct layer *layer,
+                         const struct buffer *input, const struct row_list *list) {
+    struct scratch *scratch = &model->scratch;
     size_t rows = scratch->step.rows;
-    branch_begin(model, body, list);
     if (layer->gate) multiply(model, input, layer->gate, scratch->gate, rows, list);
     multiply(model, input, layer->up, scratch->up, rows, list);
     if (list) rows = model->device->kernels->row_count(model->device, list);
@@ -212,7 +218,17 @@ static void run_mlp(struct model *model, size_t block, enum body body) {
     model->device->kernels->activate(model->device, &activate);
     multiply(model, scratch->up, layer->down, scratch->f, rows, NULL);
     add_bias(model, scratch->f, layer->down_bias, model->config.hidden, rows);
-    branch_end(model, body);
+}
+
+static void run_mlp(struct model *model, size_t block, enum body body) {
+    if (body == NONE) return;
+    const struct residual_kind *residual = model->residual->kind;
+    const struct buffer *input = residual->input(model->residual);
+    const struct row_list *list = body == GATHER ? residual->decide(model->residual) : NULL;
+    for (size_t i = 0; branch_begin(model, body, list, i); i++) {
+        feed_forward(model, &model->layers[block], input, list);
+        branch_end(model, body);
+    }
 }
 
 /* ---- One step -------------------------------------------------------------------------------- */
@@ -246,6 +262,7 @@ static void write_step(struct model *model, const struct batch *batch) {
     write_ids(device, model->scratch.wanted.indices, batch->logit_rows, batch->logit_count);
     write_ids(device, model->scratch.wanted.count, &count, 1);
     model->scratch.wanted.most = batch->logit_count;
+    model->scratch.wanted.is_exact = true;
     if (!is_drawn(model, batch)) return;
     const struct draw_batch *draws = batch->draws;
     device->kernels->write(device, model->scratch.asked, 0, draws->rows,

@@ -45,7 +45,8 @@ struct matrix; /* a weight [out, in], packed for the device's matrix product */
 struct row_list {
     struct buffer *indices; /* int32 [max rows] */
     struct buffer *count;   /* int32 [1] */
-    size_t most;            /* what the host knows of the count: it is not above this */
+    size_t most;            /* what the host knows of the count: it is not above this, */
+    bool is_exact;          /* or it is this */
 };
 
 /* What the host says about a step's rows; device buffers, written with `write` before the step. */
@@ -365,10 +366,12 @@ struct kernels {
      * all four, on one that does not. step_begin: false: a recorded step runs, nothing is to be
      * issued; true: the operations up to step_end are to be issued, and must follow from the shape.
      * step_end: false: they could not be recorded; they are to be issued once more.
-     * Operations between branch_begin and branch_end matter only if somebody is on the list. */
+     * Operations that matter only if somebody is on the list are issued between branch_begin and
+     * branch_end, for attempt = 0, 1, .. while branch_begin is true: a device may record them for
+     * several lengths of the list. */
     bool (*step_begin)(struct device *, const struct step_shape *);
     bool (*step_end)(struct device *);
-    void (*branch_begin)(struct device *, const struct row_list *);
+    bool (*branch_begin)(struct device *, const struct row_list *, size_t attempt);
     void (*branch_end)(struct device *);
 
     void (*nag_begin)(struct device *, const struct nag_begin *);

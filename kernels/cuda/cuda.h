@@ -11,7 +11,8 @@
 #define GATE_PARTS_MAX 8    /* blocks that share the directions of one row */
 #define DRAW_PARTS_MAX 64   /* of a vocabulary */
 #define DRAW_ROWS_MAX  256  /* rows of logits that are drawn from at once */
-#define BOUND_ROWS     256  /* up to here the host does not ask how many rows are on a list */
+#define NARROW_ROWS    256  /* up to here products over all rows cost no more than over some */
+#define LENGTHS_MAX    8    /* of a list, for which a wide step has branches */
 
 /* A rotation of q or k that was asked for and not yet done: whoever reads the buffer next does it
  * on the way, which saves a launch and a pass over memory. */
@@ -87,12 +88,16 @@ struct cuda_device {
     const struct buffer *known_list;
     size_t known_count;
 
-    /* While a step is recorded: bounds of its rows and of its blocks per slot. 0: none is. */
-    size_t bucket, block_bucket;
+    /* While a step is recorded: bounds of its rows and of its blocks per slot, and in a branch of
+     * the list's length. 0: none is. */
+    size_t bucket, block_bucket, branch_rows;
     int32_t *shape; /* [SHAPE_INTS] */
     struct recorder *recorder;
 
-    unsigned char *staging; /* [STAGING_BYTES] of the host, where reads land without a wait each */
+    /* Pinned memory of the host: where reads land without a wait each, and where what was written
+     * stays until it is copied; `sent` bytes of that are in use. */
+    unsigned char *staging, *sending; /* [STAGING_BYTES], [SENDING_BYTES] */
+    size_t sent;
 };
 
 /* Threads for a row of `width`: a function of the width alone, since sums over a row are made in an
@@ -121,23 +126,38 @@ void cuda_flush(struct cuda_device *cuda);
 
 struct active cuda_rows(struct cuda_device *cuda, const struct row_list *list, size_t rows);
 
-/* Powers of two: one algorithm, and one recording, for all steps of about the same size. */
+/* Powers of two: one algorithm for all products of about the same size. */
 static inline size_t bucket_of(size_t rows) {
     size_t bucket = 1;
     while (bucket < rows) bucket *= 2;
     return bucket;
 }
 
+/* What steps of about the same size are recorded for: up to it, more rows are no more work for a
+ * product. Wide steps pay for each row. */
+static inline size_t recorded_rows(const struct cuda_device *cuda, size_t rows) {
+    size_t most = rows <= NARROW_ROWS ? bucket_of(rows) : (rows + 63) / 64 * 64;
+    return most < cuda->max_rows ? most : cuda->max_rows;
+}
+
 int cuda_recorder_create(struct cuda_device *cuda, struct error *error);
 void cuda_recorder_destroy(struct cuda_device *cuda);
 bool cuda_step_begin(struct device *device, const struct step_shape *shape);
 bool cuda_step_end(struct device *device);
-void cuda_branch_begin(struct device *device, const struct row_list *list);
+bool cuda_branch_begin(struct device *device, const struct row_list *list, size_t attempt);
 void cuda_branch_end(struct device *device);
-/* While a step is recorded whose lists have branches: the condition that the next list sets. */
-bool cuda_condition(struct cuda_device *cuda, cudaGraphConditionalHandle *condition);
+
+/* What the next list sets where a step is recorded whose lists have branches. Of several it chooses
+ * that of the least length which it has room in. */
+struct condition {
+    cudaGraphConditionalHandle handle;
+    int length[LENGTHS_MAX]; /* ascending */
+    int count;               /* 0: there is none */
+};
+void cuda_condition(struct cuda_device *cuda, int rows, struct condition *condition);
 
 void *cuda_allocate(size_t bytes, struct error *error);
+void cuda_send(struct cuda_device *cuda, void *to, const void *data, size_t size);
 struct buffer *cuda_buffer_create(struct device *device, size_t bytes, struct error *error);
 void cuda_buffer_destroy(struct device *device, struct buffer *buffer);
 size_t cuda_row_count(struct device *device, const struct row_list *list);

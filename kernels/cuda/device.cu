@@ -7,6 +7,7 @@
 #include <string.h>
 
 #define STAGING_BYTES ((size_t)16 << 20)
+#define SENDING_BYTES ((size_t)4 << 20) /* more than steps read, but for very long block tables */
 #define RESERVE_BYTES                                                                              \
     ((size_t)1 << 30) /* for recorded steps, kernels yet to be loaded, and others */
 
@@ -86,6 +87,24 @@ static void forget(struct cuda_device *cuda, const struct buffer *buffer) {
     cuda->known_list = NULL;
 }
 
+/* From pinned memory, while there is some that no copy still reads, the host does not wait; other
+ * memory has been read when the copy returns. */
+void cuda_send(struct cuda_device *cuda, void *to, const void *data, size_t size) {
+    if (size == 0) return;
+    if (size <= SENDING_BYTES - cuda->sent) {
+        data = memcpy(cuda->sending + cuda->sent, data, size);
+        cuda->sent += (size + 15) / 16 * 16;
+        if (cuda->sent > SENDING_BYTES) cuda->sent = SENDING_BYTES;
+    }
+    cuda_must(cudaMemcpyAsync(to, data, size, cudaMemcpyHostToDevice, cuda->stream), "writing");
+}
+
+/* Everything that was issued is done. */
+static void wait_for_device(struct cuda_device *cuda) {
+    cuda_must(cudaStreamSynchronize(cuda->stream), "reading");
+    cuda->sent = 0;
+}
+
 static void cuda_write(struct device *device, struct buffer *buffer, size_t offset,
                        const void *data, size_t size) {
     struct cuda_device *cuda = cuda_of(device);
@@ -93,11 +112,7 @@ static void cuda_write(struct device *device, struct buffer *buffer, size_t offs
     cuda_flush(cuda);
     cuda_rotate_now(cuda, buffer);
     forget(cuda, buffer);
-    if (size == 0) return;
-    /* Memory that is not pinned has been read when this returns. */
-    cuda_must(
-        cudaMemcpyAsync(buffer->data + offset, data, size, cudaMemcpyHostToDevice, cuda->stream),
-        "writing");
+    cuda_send(cuda, buffer->data + offset, data, size);
 }
 
 static void cuda_read(struct device *device, const struct buffer *buffer, size_t offset, void *data,
@@ -110,7 +125,7 @@ static void cuda_read(struct device *device, const struct buffer *buffer, size_t
     cuda_must(
         cudaMemcpyAsync(data, buffer->data + offset, size, cudaMemcpyDeviceToHost, cuda->stream),
         "reading");
-    cuda_must(cudaStreamSynchronize(cuda->stream), "reading");
+    wait_for_device(cuda);
 }
 
 /* Pieces that fit land in memory from which they are handed out once all have come; a copy straight
@@ -139,7 +154,7 @@ static void cuda_read_all(struct device *device, const struct copy *copies, size
         }
         if (is_staged) used += bytes;
     }
-    cuda_must(cudaStreamSynchronize(cuda->stream), "reading");
+    wait_for_device(cuda);
     used = 0;
     for (size_t i = 0; i < count; i++) {
         const struct copy *copy = &copies[i];
@@ -183,18 +198,18 @@ static size_t cuda_memory_spare(const struct device *device) {
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
 
-/* A recorded step has room for all that its bucket may hold. */
+/* A recorded step has room for all that its bucket may hold; rows of a branch are such a bound. */
 static size_t bound_of(const struct cuda_device *cuda, size_t rows) {
-    size_t bucket = bucket_of(rows);
-    if (!cuda->bucket) return rows;
-    return bucket < cuda->max_rows ? bucket : cuda->max_rows;
+    return cuda->bucket && !cuda->branch_rows ? recorded_rows(cuda, rows) : rows;
 }
 
-/* In wide steps the host asks, once per list: products over the running rows alone save such a step
- * more than the answer costs. */
+/* Where a wide step is not recorded the host asks, once per list: products over the running rows
+ * alone save such a step more than the answer costs. */
 size_t cuda_row_count(struct device *device, const struct row_list *list) {
     struct cuda_device *cuda = cuda_of(device);
-    if (list->most <= BOUND_ROWS) return bound_of(cuda, list->most);
+    if (cuda->branch_rows) return cuda->branch_rows;
+    if (cuda->bucket || list->is_exact || list->most <= NARROW_ROWS)
+        return bound_of(cuda, list->most);
     if (cuda->known_list != list->indices) {
         int32_t count;
         cuda_read(device, list->count, 0, &count, sizeof count);
@@ -229,6 +244,7 @@ static void cuda_close(struct device *device) {
                       cuda->parts_arrived, cuda->shape,   cuda->draw_states};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) cudaFree(memory[i]);
     cudaFreeHost(cuda->staging);
+    cudaFreeHost(cuda->sending);
     if (cuda->stream) cudaStreamDestroy(cuda->stream);
     free(cuda);
 }
@@ -352,9 +368,11 @@ static int scratch_create(struct cuda_device *cuda, struct error *error) {
     if (!cuda->scores || !cuda->place || !cuda->arrived || !cuda->shape) return FATHOM_NO_MEMORY;
     int result = cuda_draw_create(cuda, error);
     if (result) return result;
-    if (cudaMallocHost((void **)&cuda->staging, STAGING_BYTES) != cudaSuccess) {
+    if (cudaMallocHost((void **)&cuda->staging, STAGING_BYTES) != cudaSuccess ||
+        cudaMallocHost((void **)&cuda->sending, SENDING_BYTES) != cudaSuccess) {
         cudaGetLastError();
-        return error_set(error, FATHOM_NO_MEMORY, "no memory to read results of the device into");
+        return error_set(error, FATHOM_NO_MEMORY,
+                         "no pinned memory to exchange data with a device");
     }
     return cuda_attention_create(cuda, error);
 }

@@ -206,9 +206,8 @@ struct list {
     const int32_t *slot, *taken, *shape; /* taken [layers, slots]; shape: of a recorded step */
     int32_t *places;
     int slots, layer;
-    bool is_condition; /* of the branch that the listed rows have */
-    cudaGraphConditionalHandle condition;
-    const uint16_t *copy; /* NULL: do not pack */
+    struct condition condition; /* of the branches that the listed rows have */
+    const uint16_t *copy;       /* NULL: do not pack */
     uint16_t *packed;
     int width;
 };
@@ -217,6 +216,16 @@ struct list {
 static __device__ __forceinline__ int first_place(const struct list &list, int row) {
     int slots = list.shape ? list.shape[SHAPE_SLOTS] : list.slots;
     return list.taken[(size_t)list.layer * slots + list.slot[row]];
+}
+
+/* One branch is taken if the condition is not 0; of several the one that it numbers, if any. */
+static __device__ __forceinline__ void set_condition(const struct condition &condition,
+                                                     int length) {
+    int branch = 0;
+    while (branch < condition.count && length > condition.length[branch]) branch++;
+    if (length == 0) branch = condition.count;
+    unsigned value = (unsigned)(condition.count == 1 ? length > 0 : branch);
+    if (condition.count > 0) cudaGraphSetConditional(condition.handle, value);
 }
 
 /* A block per row counts the running rows before it: no second pass, no order of blocks. */
@@ -241,7 +250,7 @@ static __global__ void __launch_bounds__(THREADS) list_kernel(struct list list) 
         COUNT_BYTES((size_t)row);
         if (row == rows - 1) {
             *list.count = at + runs;
-            if (list.is_condition) cudaGraphSetConditional(list.condition, at + runs > 0);
+            set_condition(list.condition, at + runs);
         }
         if (runs) {
             list.indices[at] = row;
@@ -312,7 +321,7 @@ static void list_rows(struct cuda_device *cuda, const struct decisions *decision
         list.slots = (int)step->slots;
         list.layer = (int)place->layer;
     }
-    list.is_condition = cuda_condition(cuda, &list.condition);
+    cuda_condition(cuda, rows.most, &list.condition);
     LAUNCH(list_kernel, dim3((unsigned)rows.most), dim3(threads_of(width)), 0, cuda->stream, list);
     cuda->packed_of = r;
     cuda->packed_list = decisions->running.indices;

@@ -170,7 +170,7 @@ static const void *product_rows(struct cuda_device *cuda, const struct matmul *a
     }
     const struct buffer *list = args->gather ? args->gather->indices : NULL;
     if (cuda->packed_of == x && cuda->packed_list == list && cuda->packed_type == type &&
-        cuda->packed_rows == rows.most)
+        (type != DTYPE_INT8 || cuda->packed_rows == rows.most)) /* scales are behind all codes */
         return cuda->packed;
     cuda_flush(cuda); /* the product that waits may read what was packed before */
     if (type == DTYPE_INT8)

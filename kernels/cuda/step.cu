@@ -5,7 +5,7 @@
  * graph. Everything that differs between steps of like shape is in memory: rows, block tables,
  * thresholds, lists and their counts. Kernels are launched for all rows of the bucket and leave off
  * behind the real ones. What follows a list is a branch of the graph, taken if the list, made on the
- * device just before, has anybody on it.
+ * device just before, has anybody on it; in wide steps one of several branches, by its length.
  *
  * Where the driver cannot record, steps are issued as they come, with the same results. */
 #include "kernels/cuda/cuda.h"
@@ -29,6 +29,13 @@ struct recorded {
     cudaGraphExec_t exec; /* NULL: came once */
 };
 
+/* What is known of packed rows. */
+struct packed_rows {
+    const struct buffer *of, *list;
+    enum dtype type;
+    int rows;
+};
+
 struct recorder {
     cudaStream_t main, side; /* branches are captured on the side */
     struct recorded steps[STEPS_MAX];
@@ -37,8 +44,10 @@ struct recorder {
 
     /* While recording. */
     struct recorded *step;
-    bool is_broken, in_branch, is_condition;
-    cudaGraphConditionalHandle condition; /* of the branch that comes next, if is_condition */
+    bool is_broken, in_branch;
+    struct condition condition; /* of the branches that come next; count 0: there are none */
+    cudaGraph_t bodies[LENGTHS_MAX];
+    struct packed_rows packed; /* when the first of them began: each finds the same */
 };
 
 int cuda_recorder_create(struct cuda_device *cuda, struct error *error) {
@@ -67,9 +76,8 @@ void cuda_recorder_destroy(struct cuda_device *cuda) {
 
 static struct step_key key_of(const struct cuda_device *cuda, const struct step_shape *shape) {
     struct step_key key = {};
-    key.rows = bucket_of(shape->step->rows);
-    if (key.rows > cuda->max_rows) key.rows = cuda->max_rows;
-    key.logits = shape->logits ? bucket_of(shape->logits) : 0;
+    key.rows = recorded_rows(cuda, shape->step->rows);
+    key.logits = shape->logits ? recorded_rows(cuda, shape->logits) : 0;
     key.blocks = bucket_of(shape->step->blocks_per_slot);
     if (key.blocks < BLOCKS_MIN) key.blocks = BLOCKS_MIN;
     key.arena = shape->arena->data;
@@ -105,8 +113,7 @@ static void write_shape(struct cuda_device *cuda, const struct step_rows *step) 
     ints[SHAPE_ROWS] = (int32_t)step->rows;
     ints[SHAPE_SLOTS] = (int32_t)step->slots;
     ints[SHAPE_BLOCKS] = (int32_t)step->blocks_per_slot;
-    cuda_must(cudaMemcpyAsync(cuda->shape, ints, sizeof ints, cudaMemcpyHostToDevice, cuda->stream),
-              "writing");
+    cuda_send(cuda, cuda->shape, ints, sizeof ints);
 }
 
 /* ---- Recording ------------------------------------------------------------------------------- */
@@ -121,7 +128,8 @@ bool cuda_step_begin(struct device *device, const struct step_shape *shape) {
     struct cuda_device *cuda = cuda_of(device);
     struct recorder *recorder = cuda->recorder;
     cuda_flush(cuda);
-    if (recorder->is_off || shape->step->rows > BOUND_ROWS) return true;
+    bool is_wide = shape->step->rows > NARROW_ROWS;
+    if (recorder->is_off || (is_wide && recorder->has_no_branches)) return true;
     struct step_key key = key_of(cuda, shape);
     struct recorded *step = step_find(recorder, &key);
     if (!step) {
@@ -143,7 +151,8 @@ bool cuda_step_begin(struct device *device, const struct step_shape *shape) {
     cuda->bucket = key.rows;
     cuda->block_bucket = key.blocks;
     recorder->step = step;
-    recorder->is_broken = recorder->is_condition = false;
+    recorder->is_broken = false;
+    recorder->condition.count = 0;
     return true;
 }
 
@@ -185,27 +194,32 @@ static void refuse_branches(struct recorder *recorder) {
     recorder->has_no_branches = true;
 }
 
-bool cuda_condition(struct cuda_device *cuda, cudaGraphConditionalHandle *condition) {
+/* A narrow step has one branch per list. */
+void cuda_condition(struct cuda_device *cuda, int rows, struct condition *condition) {
     struct recorder *recorder = cuda->recorder;
     const cudaGraphNode_t *after;
     const cudaGraphEdgeData *edges;
     cudaGraph_t graph;
     size_t count;
-    if (!cuda->bucket || !recorder->step->key.is_packed || recorder->has_no_branches) return false;
+    condition->count = 0;
+    if (!cuda->bucket || !recorder->step->key.is_packed || recorder->has_no_branches) return;
     cudaError_t status = capture_at(cuda->stream, &graph, &after, &edges, &count);
     if (status == cudaSuccess)
-        status = cudaGraphConditionalHandleCreate(&recorder->condition, graph, 0, 0);
+        status = cudaGraphConditionalHandleCreate(&condition->handle, graph, 0, 0);
     if (status != cudaSuccess) {
+        if (rows > NARROW_ROWS) recorder->is_broken = true; /* without branches: too much work */
         refuse_branches(recorder);
-        return false;
+        return;
     }
-    recorder->is_condition = true;
-    *condition = recorder->condition;
-    return true;
+    condition->count = rows <= NARROW_ROWS ? 1 : LENGTHS_MAX;
+    for (int i = 0; i < condition->count; i++)
+        condition->length[i] = (rows * (i + 1) + condition->count - 1) / condition->count;
+    recorder->condition = *condition;
 }
 
-/* A node behind what was captured so far, and the side captures what is in it. */
-static cudaError_t enter_branch(struct recorder *recorder) {
+/* A node behind what was captured so far, with a body for each branch. */
+static cudaError_t add_branches(struct recorder *recorder) {
+    const struct condition *condition = &recorder->condition;
     const cudaGraphNode_t *after;
     const cudaGraphEdgeData *edges;
     cudaGraph_t graph;
@@ -213,21 +227,25 @@ static cudaError_t enter_branch(struct recorder *recorder) {
     size_t count;
     struct cudaGraphNodeParams params = {};
     params.type = cudaGraphNodeTypeConditional;
-    params.conditional.handle = recorder->condition;
-    params.conditional.type = cudaGraphCondTypeIf;
-    params.conditional.size = 1;
+    params.conditional.handle = condition->handle;
+    params.conditional.type = condition->count == 1 ? cudaGraphCondTypeIf : cudaGraphCondTypeSwitch;
+    params.conditional.size = (unsigned)condition->count;
     cudaError_t status = capture_at(recorder->main, &graph, &after, &edges, &count);
     if (status == cudaSuccess)
         status = cudaGraphAddNode(&node, graph, after, edges, count, &params);
-    if (status == cudaSuccess) {
-        status = cudaStreamUpdateCaptureDependencies(recorder->main, &node, NULL, 1,
-                                                     cudaStreamSetCaptureDependencies);
-    }
-    if (status == cudaSuccess) {
-        status = cudaStreamBeginCaptureToGraph(recorder->side, params.conditional.phGraph_out[0],
-                                               NULL, NULL, 0, cudaStreamCaptureModeRelaxed);
-    }
-    return status;
+    if (status != cudaSuccess) return status;
+    for (int i = 0; i < condition->count; i++)
+        recorder->bodies[i] = params.conditional.phGraph_out[i];
+    return cudaStreamUpdateCaptureDependencies(recorder->main, &node, NULL, 1,
+                                               cudaStreamSetCaptureDependencies);
+}
+
+/* The side captures what is in the branch. */
+static cudaError_t enter_branch(struct recorder *recorder, size_t branch) {
+    cudaError_t status = branch == 0 ? add_branches(recorder) : cudaSuccess;
+    if (status != cudaSuccess) return status;
+    return cudaStreamBeginCaptureToGraph(recorder->side, recorder->bodies[branch], NULL, NULL, 0,
+                                         cudaStreamCaptureModeRelaxed);
 }
 
 static void issue_on(struct cuda_device *cuda, cudaStream_t stream) {
@@ -235,20 +253,44 @@ static void issue_on(struct cuda_device *cuda, cudaStream_t stream) {
     blas_set_stream(cuda->blas, stream);
 }
 
-void cuda_branch_begin(struct device *device, const struct row_list *list) {
+/* Rows that were packed in one branch are not in another. */
+static void keep_packed(struct cuda_device *cuda, size_t attempt) {
+    struct packed_rows *packed = &cuda->recorder->packed;
+    if (attempt == 0) {
+        packed->of = cuda->packed_of;
+        packed->list = cuda->packed_list;
+        packed->type = cuda->packed_type;
+        packed->rows = cuda->packed_rows;
+    } else {
+        cuda->packed_of = packed->of;
+        cuda->packed_list = packed->list;
+        cuda->packed_type = packed->type;
+        cuda->packed_rows = packed->rows;
+    }
+}
+
+bool cuda_branch_begin(struct device *device, const struct row_list *list, size_t attempt) {
     struct cuda_device *cuda = cuda_of(device);
     struct recorder *recorder = cuda->recorder;
+    struct condition *condition = &recorder->condition;
     (void)list; /* the one made last */
-    if (!cuda->bucket || !recorder->is_condition) return;
+    if (!cuda->bucket || condition->count == 0) return attempt == 0;
+    if (attempt == (size_t)condition->count) {
+        condition->count = 0;
+        return false;
+    }
     cuda_flush(cuda);
-    recorder->is_condition = false;
-    if (enter_branch(recorder) != cudaSuccess) {
+    keep_packed(cuda, attempt);
+    if (enter_branch(recorder, attempt) != cudaSuccess) {
         recorder->is_broken = true; /* a condition without a branch: once more, without any */
         refuse_branches(recorder);
-        return;
+        condition->count = 0;
+        return attempt == 0;
     }
+    cuda->branch_rows = (size_t)condition->length[attempt];
     recorder->in_branch = true;
     issue_on(cuda, recorder->side);
+    return true;
 }
 
 void cuda_branch_end(struct device *device) {
@@ -258,6 +300,7 @@ void cuda_branch_end(struct device *device) {
     if (!recorder->in_branch) return;
     cuda_flush(cuda);
     recorder->in_branch = false;
+    cuda->branch_rows = 0;
     issue_on(cuda, recorder->main);
     if (cudaStreamEndCapture(recorder->side, &body) != cudaSuccess) {
         recorder->is_broken = true;

@@ -250,7 +250,7 @@ enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed };
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
 enum cudaGraphNodeType { cudaGraphNodeTypeConditional };
-enum cudaGraphConditionalNodeType { cudaGraphCondTypeIf };
+enum cudaGraphConditionalNodeType { cudaGraphCondTypeIf, cudaGraphCondTypeSwitch = 2 };
 enum { cudaStreamSetCaptureDependencies = 1 };
 
 /* What was issued while a stream was captured. */
@@ -267,7 +267,7 @@ struct cudaConditionalNodeParams {
     cudaGraphConditionalHandle handle;
     cudaGraphConditionalNodeType type;
     unsigned size;
-    cudaGraph_t *phGraph_out; /* of the graph's own memory */
+    cudaGraph_t *phGraph_out; /* [size] of the graph's own memory */
 };
 struct cudaGraphNodeParams {
     cudaGraphNodeType type;

@@ -157,8 +157,8 @@ struct emulation_graph {
     bool has_loose_node = false; /* added, but nothing was ordered behind it yet */
 };
 struct emulation_branch {
-    emulation_graph body;
-    cudaGraph_t address; /* of the body, for whom the params point to it */
+    std::vector<emulation_graph> bodies; /* one, or those that a switch chooses from */
+    std::vector<cudaGraph_t> addresses;  /* of them, for whom the params point to them */
 };
 struct emulation_stream {
     std::shared_ptr<emulation_graph> own; /* what its capture makes */
@@ -280,12 +280,17 @@ cudaError_t cudaGraphAddNode(cudaGraphNode_t *node, cudaGraph_t graph, const cud
                              const cudaGraphEdgeData *, size_t, cudaGraphNodeParams *params) {
     std::shared_ptr<emulation_branch> branch = std::make_shared<emulation_branch>();
     int32_t *condition = params->conditional.handle;
-    branch->address = &branch->body;
-    params->conditional.phGraph_out = &branch->address;
+    bool is_switch = params->conditional.type == cudaGraphCondTypeSwitch;
+    if (params->conditional.size < 1 || (!is_switch && params->conditional.size != 1))
+        return cudaErrorInvalidValue;
+    branch->bodies.resize(params->conditional.size);
+    for (emulation_graph &body : branch->bodies) branch->addresses.push_back(&body);
+    params->conditional.phGraph_out = branch->addresses.data();
     graph->branches.push_back(branch);
     graph->work.push_back([=] {
         if (*condition == NOT_SET) emulation_fault("a branch whose condition nobody set");
-        if (*condition > 0) graph_run(branch->body);
+        size_t chosen = (size_t)(is_switch ? *condition : *condition ? 0 : 1);
+        if (chosen < branch->bodies.size()) graph_run(branch->bodies[chosen]);
     });
     graph->has_loose_node = true;
     *node = branch.get();

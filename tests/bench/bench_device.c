@@ -140,7 +140,9 @@ static void make_state(struct bench *bench, size_t positions) {
                                      0};
     bench->decisions = (struct decisions){floats(bench, NULL, sublayers * rows),
                                           floats(bench, NULL, sublayers * rows),
-                                          {floats(bench, NULL, rows), floats(bench, NULL, 1), rows},
+                                          {.indices = floats(bench, NULL, rows),
+                                           .count = floats(bench, NULL, 1),
+                                           .most = rows},
                                           rows,
                                           floats(bench, NULL, TIERS * sublayers),
                                           sublayers};
@@ -173,8 +175,17 @@ static void rotate(struct bench *bench, struct buffer *x, size_t heads,
                                         QK_NORM_AFTER_ROPE, 1.2f, bench->rope, NULL, 1e-6f});
 }
 
-static void run_attention(struct bench *bench, size_t block, const struct row_list *list,
-                          size_t running) {
+/* Once, unless the device wants it once more. */
+static bool branch_begin(struct bench *bench, const struct row_list *list, size_t attempt) {
+    if (!bench->kernels->branch_begin) return attempt == 0;
+    return bench->kernels->branch_begin(bench->device, list, attempt);
+}
+
+static void branch_end(struct bench *bench) {
+    if (bench->kernels->branch_end) bench->kernels->branch_end(bench->device);
+}
+
+static void run_attention(struct bench *bench, size_t block, const struct row_list *list) {
     const struct shape *shape = &bench->shape;
     const struct block *weights = &bench->blocks[block];
     size_t rows = bench->step.rows;
@@ -185,29 +196,33 @@ static void run_attention(struct bench *bench, size_t block, const struct row_li
     rotate(bench, bench->k, shape->kv_heads, NULL);
     bench->kernels->kv_append(bench->device,
                               &(struct kv_append){&bench->step, &kv, bench->k, bench->v, NULL});
-    if (running == 0) return;
-    if (bench->kernels->branch_begin) bench->kernels->branch_begin(bench->device, list);
-    multiply(bench, bench->r, weights->q, bench->q, rows, list);
-    rotate(bench, bench->q, shape->heads, list);
-    bench->kernels->attention(bench->device, &(struct attention){&bench->step, &kv, bench->q,
-                                                                 bench->mixed, shape->heads, list});
-    multiply(bench, bench->mixed, weights->o, bench->f, running, NULL);
-    if (bench->kernels->branch_end) bench->kernels->branch_end(bench->device);
+    for (size_t i = 0; branch_begin(bench, list, i); i++) {
+        size_t running = bench->kernels->row_count(bench->device, list);
+        multiply(bench, bench->r, weights->q, bench->q, rows, list);
+        rotate(bench, bench->q, shape->heads, list);
+        struct attention attention = {&bench->step, &kv, bench->q, bench->mixed,
+                                      shape->heads, list};
+        bench->kernels->attention(bench->device, &attention);
+        multiply(bench, bench->mixed, weights->o, bench->f, running, NULL);
+        branch_end(bench);
+    }
 }
 
-static void run_mlp(struct bench *bench, size_t block, const struct row_list *list,
-                    size_t running) {
+static void run_mlp(struct bench *bench, size_t block, const struct row_list *list) {
     const struct block *weights = &bench->blocks[block];
     size_t rows = bench->step.rows;
-    if (running == 0) return;
-    if (bench->kernels->branch_begin) bench->kernels->branch_begin(bench->device, list);
-    multiply(bench, bench->r, weights->gate, bench->hidden_gate, rows, list);
-    multiply(bench, bench->r, weights->up, bench->up, rows, list);
-    bench->kernels->activate(bench->device,
-                             &(struct activate){bench->hidden_gate, bench->up, bench->up, running,
-                                                bench->shape.inner, ACTIVATION_SILU_GATED, list});
-    multiply(bench, bench->up, weights->down, bench->f, running, NULL);
-    if (bench->kernels->branch_end) bench->kernels->branch_end(bench->device);
+    for (size_t i = 0; branch_begin(bench, list, i); i++) {
+        size_t running = bench->kernels->row_count(bench->device, list);
+        multiply(bench, bench->r, weights->gate, bench->hidden_gate, rows, list);
+        multiply(bench, bench->r, weights->up, bench->up, rows, list);
+        struct activate activate = {bench->hidden_gate,  bench->up,
+                                    bench->up,           running,
+                                    bench->shape.inner,  ACTIVATION_SILU_GATED,
+                                    list};
+        bench->kernels->activate(bench->device, &activate);
+        multiply(bench, bench->up, weights->down, bench->f, running, NULL);
+        branch_end(bench);
+    }
 }
 
 static void issue_operations(struct bench *bench) {
@@ -218,11 +233,10 @@ static void issue_operations(struct bench *bench) {
                                                   bench->shape.width, 0, bench->r, bench->s,
                                                   &bench->gates[0], &bench->decisions, NULL});
     for (size_t l = 0; l < sublayers; l++) {
-        size_t count = bench->kernels->row_count(bench->device, running);
         if (l % 2)
-            run_mlp(bench, l / 2, running, count);
+            run_mlp(bench, l / 2, running);
         else
-            run_attention(bench, l / 2, running, count);
+            run_attention(bench, l / 2, running);
         bench->kernels->nag_end_sublayer(
             bench->device,
             &(struct nag_end_sublayer){&bench->step, l, bench->shape.width, bench->f, true,

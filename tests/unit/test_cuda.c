@@ -434,6 +434,120 @@ static void recording_changes_no_bit(void **state) {
     }
 }
 
+/* ---- Wide steps ------------------------------------------------------------------------------ */
+
+/* Six prompts of sixty tokens, read anew in every step, at tiers that take turns: 360 rows, of
+ * which more or fewer run. Every other step wants the logits of all rows. */
+enum { WIDE_SLOTS = 6, WIDE_LENGTH = 60, WIDE_ROWS = WIDE_SLOTS * WIDE_LENGTH, WIDE_STEPS = 8 };
+enum { WIDE_BLOCKS = (WIDE_LENGTH + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS };
+
+struct wide_story {
+    float *logits; /* [WIDE_STEPS, WIDE_ROWS, vocab] */
+    uint8_t *run;  /* [WIDE_STEPS, sublayers, max step rows] */
+    size_t logits_bytes, run_bytes;
+    struct emulation_counters counters[WIDE_STEPS];
+};
+
+static void wide_step(struct model *model, struct kv_arena *arena, size_t step,
+                      struct step_result *result) {
+    const struct model_info *info = &model->info;
+    struct step_batch rows = {0};
+    int32_t table[GROUPS_MAX * WIDE_SLOTS * WIDE_BLOCKS], places[GROUPS_MAX * WIDE_SLOTS] = {0};
+    for (size_t i = 0; i < info->kv_groups * WIDE_SLOTS * WIDE_BLOCKS; i++) table[i] = (int32_t)i;
+    for (size_t slot = 0; slot < WIDE_SLOTS; slot++) {
+        for (size_t i = 0; i < WIDE_LENGTH; i++) {
+            int32_t token = (int32_t)((slot * 31 + i * 7 + step) % info->vocab);
+            size_t turn = step / 2 % (info->tier_count + 1); /* the last: all tiers side by side */
+            size_t tier = turn < info->tier_count ? turn : (i + slot) % info->tier_count;
+            step_batch_add(&rows, token, i, tier, slot);
+            if (step % 2 == 0 || i + 1 == WIDE_LENGTH) step_batch_want(&rows);
+        }
+    }
+    struct batch batch = step_batch_view(&rows);
+    batch.block_table = table;
+    batch.places = places;
+    batch.slots = WIDE_SLOTS;
+    batch.blocks_per_slot = WIDE_BLOCKS;
+    model_step(model, arena, &batch, result);
+}
+
+static struct wide_story wide_run(const struct emulation *emulation, const char *name,
+                                  enum weight_type weights) {
+    char path[512];
+    struct error error = {0};
+    struct model_options options = {.device = "cuda", .weights = weights, .max_step_rows = 400};
+    snprintf(path, sizeof path, "%s%s", GOLDEN_FOLDER, name);
+    struct model *model = golden_model(path, &options);
+    const struct model_info *info = &model->info;
+    struct kv_arena *arena;
+    assert_in_range(info->kv_groups, 1, GROUPS_MAX);
+    size_t blocks = info->kv_groups * WIDE_SLOTS * WIDE_BLOCKS;
+    must(kv_arena_create(model, blocks, &arena, &error), &error);
+    size_t floats = WIDE_ROWS * info->vocab, bytes = info->sublayers * info->max_step_rows;
+    struct wide_story story = {.logits_bytes = WIDE_STEPS * floats * sizeof(float),
+                               .run_bytes = WIDE_STEPS * bytes};
+    story.logits = calloc(1, story.logits_bytes);
+    story.run = calloc(1, story.run_bytes);
+    assert_true(story.logits && story.run);
+    for (size_t step = 0; step < WIDE_STEPS; step++) {
+        struct step_result result;
+        emulation->clear();
+        wide_step(model, arena, step, &result);
+        story.counters[step] = emulation->get();
+        size_t wanted = step % 2 == 0 ? floats : WIDE_SLOTS * info->vocab;
+        memcpy(story.logits + step * floats, result.logits, wanted * sizeof(float));
+        for (size_t l = 0; l < info->sublayers; l++)
+            memcpy(story.run + step * bytes + l * info->max_step_rows,
+                   result.run + l * info->max_step_rows, WIDE_ROWS);
+    }
+    kv_arena_destroy(model, arena);
+    model_destroy(model);
+    return story;
+}
+
+static void wide_story_free(struct wide_story *story) {
+    free(story->logits);
+    free(story->run);
+}
+
+/* Steps of more rows than a product is free for ask the host nothing once they are recorded, and
+ * make products over about as many rows as run. */
+static void wide_steps_are_recorded(void **state) {
+    (void)state;
+    static const struct {
+        const char *model;
+        enum weight_type weights;
+    } cases[] = {
+        {"mha-silu", WEIGHTS_BF16}, {"gqa-relu2", WEIGHTS_F32}, {"sharded-omit", WEIGHTS_BF16}};
+    static const enum emulation_lack lacks[] = {LACKS_NOTHING, LACKS_BRANCHES};
+    struct emulation emulation = emulation_open(); /* its products are the same at any size */
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        setenv("FATHOM_CUDA_GRAPHS", "0", 1);
+        struct wide_story issued = wide_run(&emulation, cases[i].model, cases[i].weights);
+        unsetenv("FATHOM_CUDA_GRAPHS");
+        size_t lack_count = i == 0 ? sizeof lacks / sizeof *lacks : 1;
+        for (size_t j = 0; j < lack_count; j++) {
+            emulation.set_lack(lacks[j]);
+            struct wide_story other = wide_run(&emulation, cases[i].model, cases[i].weights);
+            emulation.set_lack(LACKS_NOTHING);
+            assert_memory_equal(other.run, issued.run, issued.run_bytes);
+            assert_memory_equal(other.logits, issued.logits, issued.logits_bytes);
+            /* Two shapes: with few logits and with all; each is recorded when it comes again. */
+            for (size_t step = 0; step < WIDE_STEPS; step++) {
+                bool is_recorded = lacks[j] == LACKS_NOTHING && step >= 2;
+                assert_int_equal(other.counters[step].graphs, is_recorded);
+                if (is_recorded) assert_int_equal(other.counters[step].waits, 1);
+                if (!is_recorded) assert_true(other.counters[step].waits > 1);
+                assert_true(issued.counters[step].waits > 1);
+                if (is_recorded)
+                    assert_true(other.counters[step].bytes < issued.counters[step].bytes * 5 / 4);
+            }
+            wide_story_free(&other);
+        }
+        wide_story_free(&issued);
+    }
+}
+
 /* ---- Drawing --------------------------------------------------------------------------------- */
 
 /* Who asks for logprobs has its tokens drawn by the host: the same ones, while only ids come back
@@ -587,6 +701,7 @@ int main(void) {
         cmocka_unit_test(launches_are_as_planned),
         cmocka_unit_test(skips_read_nothing),
         cmocka_unit_test(recording_changes_no_bit),
+        cmocka_unit_test(wide_steps_are_recorded),
         cmocka_unit_test(device_draws_like_the_host),
         cmocka_unit_test(device_draws_beside_the_host),
         cmocka_unit_test(costs_are_those_of_the_device),

@@ -90,7 +90,7 @@ static inline struct row_list bench_list(struct bench *bench, const int32_t *row
     int32_t none[1] = {0};
     size_t bytes = (count ? (size_t)count : 1) * sizeof *rows;
     return (struct row_list){bench_buffer(bench, count ? rows : none, bytes),
-                             bench_buffer(bench, &count, sizeof count), (size_t)count};
+                             bench_buffer(bench, &count, sizeof count), (size_t)count, true};
 }
 
 static inline void bench_read(const struct bench *bench, const struct buffer *buffer, void *out,

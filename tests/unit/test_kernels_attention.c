@@ -173,7 +173,7 @@ static bool cache_open(struct cache *cache, const struct shape *shape, const cha
     cache->v = bench_floats(bench, NULL, k_floats);
     cache->out = bench_floats(bench, NULL, q_floats);
     cache->list = (struct row_list){bench_buffer(bench, NULL, ints),
-                                    bench_buffer(bench, NULL, sizeof(int32_t)), 0};
+                                    bench_buffer(bench, NULL, sizeof(int32_t)), 0, true};
     cache->max_rows = max_rows;
     return true;
 }
