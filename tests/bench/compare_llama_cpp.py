@@ -6,7 +6,8 @@
 LLAMA_BIN is the folder with llama-bench and llama-server of a llama.cpp that was built natively
 (Release); with llama-batched-bench beside them decode of 8 and 32 sequences is compared too. FOLDER
 comes from make_random_llama.py. Nothing is built here. Both sides use the same threads and weights of
-the same width (BF16 and bf16, Q8_0 and int8), no caches of prompts, and a slot for every client.
+the same width (BF16 and bf16, Q8_0 and int8), no caches of prompts, a slot for every client, and a
+KV cache of 16 bits for as many tokens. FILE is written anew after every round.
 A program that is missing leaves its cells empty. Rates are the best of the rounds; times to first
 token, between tokens and from start, and memory, are the least.
 """
@@ -28,6 +29,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 GGUF = {"bf16": "bf16.gguf", "int8": "q8_0.gguf"}
 CLIENTS = (1, 8, 32)
 PROMPT, OUTPUT, PREFILL = 128, 128, 512
+KV_TOKENS = max(CLIENTS) * (PROMPT + OUTPUT + 16)  # whole blocks of 16
 
 # What to reach, Fathom's figure over llama.cpp's, by weights.
 TARGETS = {
@@ -150,11 +152,20 @@ def measure_server(setup, command):
             process.wait(60)
 
 
+def kv_budget(setup):
+    """Bytes of K and V in 16 bits for KV_TOKENS."""
+    config = json.loads((setup.folder / "hf" / "config.json").read_text())
+    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    width = config["num_key_value_heads"] * head
+    return KV_TOKENS * config["num_hidden_layers"] * 2 * width * 2
+
+
 def fathom_server(setup, weights):
     port = free_port()
     return measure_server(setup, [
         setup.build / "fathom", "serve", setup.folder / "hf", "--port", port, "--threads",
-        setup.threads, "--weights", weights, "--max-sequences", max(CLIENTS), "--no-prefix-cache",
+        setup.threads, "--weights", weights, "--max-sequences", max(CLIENTS), "--kv-budget",
+        kv_budget(setup), "--no-prefix-cache",
         f"http://127.0.0.1:{port}"])
 
 
@@ -164,8 +175,8 @@ def llama_server(setup, weights):
     port, most = free_port(), max(CLIENTS)
     return measure_server(setup, [
         setup.llama / "llama-server", "-m", setup.folder / GGUF[weights], "--port", port, "-t",
-        setup.threads, "-np", most, "--threads-http", most + 2, "-c",
-        most * (PROMPT + OUTPUT + 16), "--no-cache-prompt", "--cache-ram", 0,
+        setup.threads, "-np", most, "--threads-http", most + 2, "-c", KV_TOKENS,
+        "--no-cache-prompt", "--cache-ram", 0,
         f"http://127.0.0.1:{port}"])
 
 
@@ -212,9 +223,9 @@ def main():
                 sides = list(zip(("fathom", "llama.cpp"), parts[part]))
                 for side, measure in sides if turn % 2 == 0 else sides[::-1]:
                     merge(results[name][side], measure(setup, name))
+        if setup.json:
+            setup.json.write_text(json.dumps(results, indent=2) + "\n")
     print_table(results)
-    if setup.json:
-        setup.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":
