@@ -13,7 +13,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#define FORMAT     2                 /* another way of measuring makes another number */
+#define FORMAT     3                 /* another way of measuring makes another number */
 #define FILE_BYTES ((size_t)1 << 16) /* no file of ours is longer */
 #define NS_MAX     1e10
 #define KEY_BYTES  512
@@ -80,7 +80,8 @@ static int parse_point(const json_t *value, struct cost_point before, struct cos
     return result;
 }
 
-static int parse_points(const json_t *array, struct cost_model *cost, struct error *error) {
+static int parse_points(const struct model *model, const json_t *array, struct cost_model *cost,
+                        struct error *error) {
     size_t count = json_array_size(array);
     if (count < 1 || count > COST_POINTS_MAX) {
         return error_set(error, FATHOM_INVALID, "points must be an array of 1 to %d",
@@ -92,14 +93,14 @@ static int parse_points(const json_t *array, struct cost_model *cost, struct err
         if (result != 0) return result;
     }
     cost->count = count;
-    if (cost->points[0].step_ns > 0 && cost->points[0].attn_ns > 0 && cost->points[0].mlp_ns > 0) {
-        return 0;
-    }
+    /* Where nothing is skipped, all of a step is in its sub-layers. */
+    bool is_whole = cost->points[0].step_ns > 0 || !residual_skips(model->residual);
+    if (is_whole && cost->points[0].attn_ns > 0 && cost->points[0].mlp_ns > 0) return 0;
     return error_set(error, FATHOM_INVALID, "points say that work takes no time");
 }
 
-static int parse(const json_t *object, const char *key, struct cost_model *cost,
-                 struct error *error) {
+static int parse(const struct model *model, const json_t *object, const char *key,
+                 struct cost_model *cost, struct error *error) {
     const char *said = json_string_value(json_object_field(object, "key"));
     int64_t format = 0;
     int result = json_read_integer(json_object_field(object, "format"), "format", FORMAT, FORMAT,
@@ -114,7 +115,7 @@ static int parse(const json_t *object, const char *key, struct cost_model *cost,
     result = json_read_number(json_object_field(object, "gather_factor"), "gather_factor", 1, 2,
                               &cost->gather_factor, error);
     if (result != 0) return result;
-    return parse_points(json_object_field(object, "points"), cost, error);
+    return parse_points(model, json_object_field(object, "points"), cost, error);
 }
 
 int cost_cache_read(const struct model *model, struct cost_model *cost, struct error *error) {
@@ -129,7 +130,7 @@ int cost_cache_read(const struct model *model, struct cost_model *cost, struct e
     json_t *object = NULL;
     struct cost_model read = {.blocks = model->info.blocks};
     result = json_object_parse(text, size, &object, error);
-    if (result == 0) result = parse(object, key, &read, error);
+    if (result == 0) result = parse(model, object, key, &read, error);
     json_decref(object);
     free(text);
     if (result != 0) {

@@ -2,8 +2,8 @@
  *
  * Whole steps, so that weights come from where they come from when it matters: a block timed alone
  * would find its own in the nearest cache. Two rows of the theta table that no tier uses say what
- * runs. Every step is timed once in each of a few rounds and the quickest counts: what disturbs the
- * machine for a moment disturbs one round. */
+ * runs. Every step is timed once in each of a few rounds, if there is time for more than one, and the
+ * quickest counts: what disturbs the machine for a moment disturbs one round. */
 #include "engine/cost.h"
 #include "engine/cost_cache.h"
 #include "engine/model.h"
@@ -16,13 +16,13 @@
 #include <time.h>
 
 #define MS              UINT64_C(1000000)
-#define ROUNDS_MIN      2
 #define ROUNDS_MAX      6
-#define ROUNDS_NS       (150 * MS) /* no further round after that */
-#define POINTS_MIN      3          /* at 1, 2, 4 rows; */
-#define POINTS_WANT     6          /* up to here as long as a point takes less than */
-#define POINT_NS        (200 * MS)
-#define POINT_MAX_NS    (15 * MS)    /* and beyond, less than this */
+#define ROUNDS_NS       (280 * MS) /* no round that would end after that, but the first */
+#define POINTS_MIN      3
+#define POINTS_WANT     6          /* up to here no point that would end after */
+#define POINTS_NS       (220 * MS)
+#define POINT_MAX_NS    (15 * MS)  /* and beyond, while a point takes less than this */
+#define SLOW_POINT_NS   (15 * MS)  /* from here on points are wider apart */
 #define ATTENDED_BLOCKS ((size_t)64) /* of positions before the rows of the far shot */
 #define RECORDING_STEPS 2 /* of a shape, before a device that records steps runs the record */
 
@@ -31,7 +31,7 @@ enum { TIER_CHOSEN = TIERS_MAX, TIER_NOTHING };
 /* A step to be timed: rows first .. first + rows - 1 of one sequence, of which every `stride`-th
  * runs the kinds of sub-layers that are named, and the others nothing. */
 struct shot {
-    size_t rows, first, logits, stride;
+    size_t rows, first, logits, stride; /* 0 rows: nothing to be timed */
     bool attn, mlp;
     double ns; /* the quickest so far */
 };
@@ -140,6 +140,7 @@ static double time_step(struct probe *probe, const struct batch *batch) {
 }
 
 static void take_shot(struct probe *probe, struct shot *shot) {
+    if (shot->rows == 0) return;
     choose_sublayers(probe, TIER_CHOSEN, shot->attn, shot->mlp);
     fill_rows(probe, shot);
     struct batch batch = {
@@ -163,19 +164,26 @@ static void take_shot(struct probe *probe, struct shot *shot) {
     if (shot->ns == 0 || ns < shot->ns) shot->ns = ns;
 }
 
-/* The first round: points at twice the rows each, while they are quick. Returns how many. */
-static size_t take_points(struct probe *probe, struct shot *shots) {
+/* The first round: points at `factor` times the rows each, while they are quick. Where nothing is
+ * skipped, a step is always the whole. Returns how many. */
+static size_t take_points(struct probe *probe, struct shot *shots, bool skips, size_t *factor) {
     size_t count = 0;
-    for (size_t rows = 1; rows <= probe->max_rows && count < COST_POINTS_MAX; rows *= 2) {
-        uint64_t start = time_now_ns();
+    uint64_t start = time_now_ns(), before = start;
+    *factor = 2;
+    for (size_t rows = 1; rows <= probe->max_rows && count < COST_POINTS_MAX; rows *= *factor) {
         struct shot *point = shots + POINT_SHOTS * count++;
+        size_t parts = skips ? rows : 0;
         point[SHOT_STEP] = (struct shot){.rows = rows, .stride = 1};
         point[SHOT_HEAD] = (struct shot){.rows = rows, .stride = 1, .logits = rows};
-        point[SHOT_ATTN] = (struct shot){.rows = rows, .stride = 1, .attn = true};
-        point[SHOT_MLP] = (struct shot){.rows = rows, .stride = 1, .mlp = true};
+        point[SHOT_ATTN] = (struct shot){.rows = parts, .stride = 1, .attn = true};
+        point[SHOT_MLP] = (struct shot){.rows = parts, .stride = 1, .mlp = true};
         for (size_t i = 0; i < POINT_SHOTS; i++) take_shot(probe, &point[i]);
-        uint64_t taken = time_now_ns() - start;
-        if (count >= POINTS_MIN && taken > (count < POINTS_WANT ? POINT_NS : POINT_MAX_NS)) break;
+        uint64_t now = time_now_ns(), taken = now - before;
+        before = now;
+        if (count == 1 && taken > SLOW_POINT_NS) *factor = 4;
+        if (count < POINTS_MIN) continue;
+        if (now - start + *factor * taken > POINTS_NS) break;
+        if (count >= POINTS_WANT && taken > POINT_MAX_NS) break;
     }
     return count;
 }
@@ -187,9 +195,8 @@ static void fit_point(struct cost_model *cost, const struct shot *shots, bool sk
     if (cost->count > 0) before = point[-1];
     double attn = shots[SHOT_ATTN].ns, mlp = shots[SHOT_MLP].ns, head = shots[SHOT_HEAD].ns - step;
     if (!skips) {
-        /* The three were the same whole step. Only the sum of its parts will be asked for. */
-        double whole = fmin(step, fmin(attn, mlp));
-        attn = mlp = whole / 2;
+        /* Only the sum of its parts will be asked for. */
+        attn = mlp = step / 2;
         step = 0;
     }
     *point = (struct cost_point){
@@ -209,11 +216,11 @@ static double fit_attended(const struct cost_model *cost, const struct shot *far
     return attended > 0 ? fmax(far->ns - near->ns, 0) / attended : 0;
 }
 
-/* MLP of every other row, packed, to the same number of rows without packing. Noise apart it is
- * between free and twice the work, which would be running all rows. */
+/* MLP of some rows, packed, to the same number of rows without packing. Noise apart it is between
+ * free and twice the work: of every other row, that would be running all. */
 static double fit_gather(const struct shot *packed, const struct shot *all,
-                         const struct shot *half) {
-    double dense = half[SHOT_MLP].ns - half[SHOT_STEP].ns;
+                         const struct shot *few) {
+    double dense = few[SHOT_MLP].ns - few[SHOT_STEP].ns;
     return dense > 0 ? fmin(fmax((packed->ns - all[SHOT_STEP].ns) / dense, 1), 2) : 1;
 }
 
@@ -224,25 +231,27 @@ static void measure(struct probe *probe) {
     uint64_t start = time_now_ns();
     choose_sublayers(probe, TIER_NOTHING, false, false);
     take_shot(probe, &(struct shot){.rows = 1, .stride = 1, .logits = 1, .attn = 1, .mlp = 1});
-    size_t points = take_points(probe, shots), count = POINT_SHOTS * points;
+    size_t factor, points = take_points(probe, shots, skips, &factor), count = POINT_SHOTS * points;
 
     /* 32 rows of which half run, and 16 rows far into a context: or as many as were timed. */
-    size_t whole = points > 6 ? 5 : points - 1, half = whole > 0 ? whole - 1 : 0;
+    size_t whole = points > 6 ? 5 : points - 1, before = whole > 0 ? whole - 1 : 0;
     const struct shot *all_rows = shots + POINT_SHOTS * whole;
-    const struct shot *half_rows = shots + POINT_SHOTS * half;
+    const struct shot *few_rows = shots + POINT_SHOTS * before;
     struct shot *packed = &shots[count++], *far = &shots[count++];
-    size_t room = (probe->model->info.context - half_rows->rows) / KV_BLOCK_TOKENS;
-    *packed = (struct shot){.rows = all_rows->rows, .stride = 2, .mlp = true};
-    *far = (struct shot){.rows = half_rows->rows, .stride = 1, .attn = true};
+    size_t room = (probe->model->info.context - few_rows->rows) / KV_BLOCK_TOKENS;
+    *packed = (struct shot){.rows = skips ? all_rows->rows : 0, .stride = factor, .mlp = true};
+    *far = (struct shot){.rows = few_rows->rows, .stride = 1, .attn = true};
     far->first = KV_BLOCK_TOKENS * (room < ATTENDED_BLOCKS ? room : ATTENDED_BLOCKS);
+    take_shot(probe, packed);
+    take_shot(probe, far);
 
-    for (size_t round = 1; round < ROUNDS_MAX; round++) {
-        if (round >= ROUNDS_MIN && time_now_ns() - start > ROUNDS_NS) break;
+    uint64_t taken = time_now_ns() - start;
+    for (size_t round = 1; round < ROUNDS_MAX && (round + 1) * taken <= ROUNDS_NS; round++) {
         for (size_t i = 0; i < count; i++) take_shot(probe, &shots[i]);
     }
     for (size_t i = 0; i < points; i++) fit_point(cost, shots + POINT_SHOTS * i, skips);
-    cost->attended_ns = fit_attended(cost, far, &half_rows[SHOT_ATTN]);
-    cost->gather_factor = skips ? fit_gather(packed, all_rows, half_rows) : 1;
+    cost->attended_ns = fit_attended(cost, far, &few_rows[skips ? SHOT_ATTN : SHOT_STEP]);
+    cost->gather_factor = skips ? fit_gather(packed, all_rows, few_rows) : 1;
     cost->ridge = cost_find_ridge(cost);
 }
 
