@@ -152,6 +152,13 @@ int checkpoint_load_tokenizer(const struct checkpoint *checkpoint, struct tokeni
     return result;
 }
 
+void checkpoint_let_go(const struct checkpoint *checkpoint) {
+    for (size_t i = 0; i < checkpoint->shard_count; i++) {
+        file_map_let_go(&checkpoint->shards[i].file.map);
+    }
+    file_map_let_go(&checkpoint->gguf.map);
+}
+
 static int find_gguf_tensor(const struct checkpoint *checkpoint, const char *name, size_t rows,
                             size_t columns, struct tensor *tensor, struct error *error) {
     char wanted[96], found[96];
@@ -212,25 +219,40 @@ static size_t interleaved_row(size_t row, size_t head) {
     return row - within + (within < half ? 2 * within : 2 * (within - half) + 1);
 }
 
-int tensor_to_f32(const struct tensor *tensor, float *out, struct error *error) {
+static size_t count_elements(const struct tensor *tensor) {
+    const struct tensor_format *format = tensor->format;
+    return format ? tensor->bytes / format->bytes * format->block
+                  : tensor->bytes / dtype_size(tensor->type);
+}
+
+size_t tensor_rows(const struct tensor *tensor) {
     /* A bias of Q or K is permuted element by element. */
     bool is_list = tensor->rank == 1 && tensor->interleaved;
-    const struct tensor_format *format = tensor->format;
-    size_t count = format ? tensor->bytes / format->bytes * format->block
-                          : tensor->bytes / dtype_size(tensor->type);
-    size_t rows = tensor->rank == 2 || is_list ? tensor->shape[0] : 1;
-    size_t columns = rows ? count / rows : 0, stride = rows ? tensor->bytes / rows : 0;
-    for (size_t row = 0; row < rows; row++) {
+    return tensor->rank == 2 || is_list ? tensor->shape[0] : 1;
+}
+
+bool tensor_read_rows(const struct tensor *tensor, size_t first, size_t end, float *out) {
+    size_t rows = tensor_rows(tensor), columns = rows ? count_elements(tensor) / rows : 0;
+    size_t stride = rows ? tensor->bytes / rows : 0;
+    float *to = out;
+    for (size_t row = first; row < end; row++, to += columns) {
         size_t from = tensor->interleaved ? interleaved_row(row, tensor->interleaved) : row;
-        read_row(tensor, (const unsigned char *)tensor->data + from * stride, columns,
-                 out + row * columns);
+        read_row(tensor, (const unsigned char *)tensor->data + from * stride, columns, to);
     }
-    for (size_t i = 0; i < count; i++) {
-        if (isfinite(out[i])) continue;
-        return error_set(error, FATHOM_INVALID, "tensor '%s' has %s at element %zu of %zu",
-                         tensor->name, isnan(out[i]) ? "NaN" : "an infinity", i, count);
+    uint32_t top = 0;
+    for (size_t i = 0; i < (end - first) * columns; i++) {
+        uint32_t size = number_bits(out[i]) & 0x7fffffff;
+        top = size > top ? size : top;
     }
-    return 0;
+    return top < 0x7f800000;
+}
+
+int tensor_to_f32(const struct tensor *tensor, float *out, struct error *error) {
+    if (tensor_read_rows(tensor, 0, tensor_rows(tensor), out)) return 0;
+    size_t count = count_elements(tensor), i = 0;
+    while (isfinite(out[i])) i++;
+    return error_set(error, FATHOM_INVALID, "tensor '%s' has %s at element %zu of %zu",
+                     tensor->name, isnan(out[i]) ? "NaN" : "an infinity", i, count);
 }
 
 static int check_path(const char *path, bool *is_gguf, struct error *error) {

@@ -85,9 +85,17 @@ int checkpoint_load_tokenizer(const struct checkpoint *checkpoint, struct tokeni
 int checkpoint_tensor(const struct checkpoint *checkpoint, const char *name, size_t rows,
                       size_t columns, struct tensor *tensor, struct error *error);
 
+/* Lets the mapped files go from memory. What is read again comes back from the files. */
+void checkpoint_let_go(const struct checkpoint *checkpoint);
+
 /* Writes a tensor's elements as f32 into out[rows * columns], packed ones unpacked, rows of Q and K
  * in the order of RoPE on split halves; NaN or infinity is FATHOM_INVALID. */
 int tensor_to_f32(const struct tensor *tensor, float *out, struct error *error);
+
+/* The same of some rows, by several threads at once: false where one holds NaN or infinity. What
+ * has no rows is one. */
+size_t tensor_rows(const struct tensor *tensor);
+bool tensor_read_rows(const struct tensor *tensor, size_t first, size_t end, float *out);
 
 /* What must hold for any table, one that was read and one that is to be written: tier names, one
  * "full" with thresholds of zero, a default, figures in range. */

@@ -2,8 +2,8 @@
  *
  * Whole steps, so that weights come from where they come from when it matters: a block timed alone
  * would find its own in the nearest cache. Two rows of the theta table that no tier uses say what
- * runs. Every step is timed once in each of a few rounds, if there is time for more than one, and the
- * quickest counts: what disturbs the machine for a moment disturbs one round. */
+ * runs. Every step is timed once in each of a few rounds, if there is time for more than one, and
+ * the quickest counts: what disturbs the machine for a moment disturbs one round. */
 #include "engine/cost.h"
 #include "engine/cost_cache.h"
 #include "engine/model.h"

@@ -54,3 +54,7 @@ void file_map_close(struct file_map *map) {
     if (map->bytes) munmap(map->bytes, map->size);
     *map = (struct file_map){0};
 }
+
+void file_map_let_go(const struct file_map *map) {
+    if (map->bytes) madvise(map->bytes, map->size, MADV_DONTNEED);
+}

@@ -21,4 +21,7 @@ int file_map_open(const char *path, file_parser *parse, void *file, struct file_
                   struct error *error);
 void file_map_close(struct file_map *map); /* a zero-filled one is allowed */
 
+/* Its pages need not stay in memory: those that are read again come back from the file. */
+void file_map_let_go(const struct file_map *map);
+
 #endif

@@ -297,7 +297,7 @@ static size_t list_draws(struct model *model, const struct batch *batch, struct 
         while (first < end && rows[first].kind != DRAW_NOTHING) first++;
         while (first < end && rows[end - 1].kind != DRAW_NOTHING) end--;
     }
-    if (first < end) {
+    if (first < end && !model->device->kernels->look) {
         copies[count++] = (struct copy){
             .from = model->scratch.logits,
             .offset = first * row,

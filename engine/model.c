@@ -4,6 +4,7 @@
 #include "engine/weight_load.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -235,7 +236,9 @@ static int make_activations(struct model *model, struct error *error) {
 static int make_host_results(struct model *model, struct error *error) {
     struct host_results *host = &model->host;
     size_t rows = model->info.max_step_rows, decisions = rows * model->info.sublayers;
-    host->logits = calloc(rows * model->config.vocab, sizeof *host->logits);
+    const struct kernels *kernels = model->device->kernels;
+    host->logits = kernels->look ? kernels->look(model->scratch.logits)
+                                 : calloc(rows * model->config.vocab, sizeof *host->logits);
     host->mix = calloc(decisions, sizeof *host->mix);
     host->run = calloc(decisions, sizeof *host->run);
     host->log_norm = calloc(rows, sizeof *host->log_norm);
@@ -368,13 +371,41 @@ static void describe_ends(struct model *model) {
     for (size_t i = 0; i < config->eos_count; i++) add_eos(info, config->eos[i]);
 }
 
+/* The tokenizer is read while the weights are packed: one thread can do no more for it. */
+struct tokenizer_reading {
+    const struct checkpoint *checkpoint;
+    struct tokenizer *tokenizer;
+    pthread_t thread;
+    bool is_running;
+    int result;
+    struct error error;
+};
+
+static void *tokenizer_read(void *context) {
+    struct tokenizer_reading *reading = context;
+    reading->result =
+        checkpoint_load_tokenizer(reading->checkpoint, &reading->tokenizer, &reading->error);
+    return NULL;
+}
+
+static void tokenizer_begin(struct tokenizer_reading *reading, const struct model *model) {
+    *reading = (struct tokenizer_reading){.checkpoint = model->checkpoint};
+    reading->is_running = pthread_create(&reading->thread, NULL, tokenizer_read, reading) == 0;
+    if (!reading->is_running) tokenizer_read(reading);
+}
+
 /* The tokenizer is optional for whoever brings token ids; its ids must be ones that the model
  * has. */
-static int load_tokenizer(struct model *model, struct error *error) {
-    int result = checkpoint_load_tokenizer(model->checkpoint, &model->tokenizer, error);
-    if (result != 0 && result != FATHOM_NOT_FOUND) return result;
+static int tokenizer_end(struct tokenizer_reading *reading, struct model *model,
+                         struct error *error) {
+    if (reading->is_running) pthread_join(reading->thread, NULL);
+    model->tokenizer = reading->tokenizer;
+    if (reading->result != 0 && reading->result != FATHOM_NOT_FOUND) {
+        *error = reading->error;
+        return reading->result;
+    }
     describe_ends(model);
-    if (result != 0) return 0;
+    if (reading->result != 0) return 0;
     size_t size = tokenizer_size(model->tokenizer);
     if (size <= model->config.vocab) return 0;
     return error_set(error, FATHOM_INVALID,
@@ -392,15 +423,27 @@ static int load_weights(struct model *model, const struct model_options *options
     int result = kind->create(model->device, model->checkpoint, model->info.max_step_rows,
                               loader.weights, &model->residual, error);
     if (result != 0) return result;
+    checkpoint_let_go(model->checkpoint); /* what is packed need not be there twice */
     snprintf(model->info.residual, sizeof model->info.residual, "%s", kind->name);
     model->layers = calloc(model->config.blocks, sizeof *model->layers);
     if (!model->layers) return error_set(error, FATHOM_NO_MEMORY, "no memory for the layers");
     for (size_t i = 0; i < model->config.blocks; i++) {
         report(options, (double)i / (double)model->config.blocks, "packing weights");
         if ((result = load_layer(&loader, i, error)) != 0) return result;
+        checkpoint_let_go(model->checkpoint);
     }
     model->info.weight_bytes = loader.packed_bytes + kind->weight_bytes(model->residual);
     return 0;
+}
+
+static int make_parts(struct model *model, const struct model_options *options,
+                      struct error *error) {
+    int result = open_device(model, options, error);
+    if (result == 0) result = load_weights(model, options, error);
+    if (result == 0) result = make_rope(model, error);
+    if (result == 0) result = make_step_buffers(model, error);
+    if (result == 0) result = make_activations(model, error);
+    return result == 0 ? make_host_results(model, error) : result;
 }
 
 int model_load(const char *path, const struct model_options *options, struct model **out,
@@ -431,19 +474,23 @@ int model_load(const char *path, const struct model_options *options, struct mod
     if (result == 0) {
         model->config = *checkpoint_config(model->checkpoint);
         describe_shape(model, options);
-        result = load_tokenizer(model, error);
-        if (result == 0 && model->info.context > model->config.context) {
+        if (model->info.context > model->config.context) {
             result = error_set(error, FATHOM_INVALID,
                                "a context of %zu tokens is asked for; the model has %zu",
                                model->info.context, model->config.context);
         }
     }
-    if (result == 0) result = open_device(model, options, error);
-    if (result == 0) result = load_weights(model, options, error);
-    if (result == 0) result = make_rope(model, error);
-    if (result == 0) result = make_step_buffers(model, error);
-    if (result == 0) result = make_activations(model, error);
-    if (result == 0) result = make_host_results(model, error);
+    if (result == 0) {
+        struct tokenizer_reading reading;
+        struct error tokenizer_error = {0};
+        tokenizer_begin(&reading, model);
+        result = make_parts(model, options, error);
+        int read = tokenizer_end(&reading, model, &tokenizer_error);
+        if (read != 0) { /* the smaller file is looked at first */
+            *error = tokenizer_error;
+            result = read;
+        }
+    }
     if (result != 0) {
         model_destroy(model);
         return result;
@@ -518,10 +565,10 @@ void model_destroy(struct model *model) {
             destroy_layer(model, &model->layers[i]);
         destroy_scratch(model);
         if (model->residual) model->residual->kind->destroy(model->residual);
+        if (!model->device->kernels->look) free(model->host.logits);
         model->device->kernels->close(model->device);
     }
     free(model->layers);
-    free(model->host.logits);
     free(model->host.mix);
     free(model->host.run);
     free(model->host.log_norm);

@@ -32,7 +32,7 @@ struct scratch {
     size_t table_capacity;   /* entries of step.block_table */
 };
 
-/* Host copies of what a step computed. */
+/* Host copies of what a step computed; the logits are the device's own where it shows them. */
 struct host_results {
     float *logits, *mix, *log_norm;
     uint8_t *run;

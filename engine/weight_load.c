@@ -1,22 +1,108 @@
 #include "engine/weight_load.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/number.h"
 
-/* A tensor's elements as f32, malloc'd. */
-static float *load_values(const struct checkpoint *checkpoint, const char *name, size_t rows,
-                          size_t columns, struct tensor *tensor, struct error *error) {
-    if (checkpoint_tensor(checkpoint, name, rows, columns, tensor, error) != 0) return NULL;
-    float *values = malloc((columns ? rows * columns : rows) * sizeof *values);
-    if (!values) {
-        error_set(error, FATHOM_NO_MEMORY, "no memory for tensor '%s'", name);
-    } else if (tensor_to_f32(tensor, values, error) != 0) {
-        free(values);
-        values = NULL;
+#define ROW_COST(columns) ((columns) / 4 + 1) /* of reading a row, as share_out counts */
+
+/* ---- Reading, on all threads ----------------------------------------------------------------- */
+
+struct reading {
+    const struct tensor *tensor;
+    size_t columns;
+    float *out;           /* [rows, columns], or NULL: only to look whether all is finite */
+    atomic_bool has_hole; /* something is not */
+};
+
+/* No element of 16 or 32 bits has all bits of the exponent. */
+static bool is_finite(const unsigned char *data, enum dtype type, size_t count) {
+    uint32_t wide[64], wide_mask = 0x7f800000, worst = 0;
+    uint16_t half[64], half_mask = type == DTYPE_BF16 ? 0x7f80 : 0x7c00, worst_half = 0;
+    size_t size = dtype_size(type), some;
+    for (size_t at = 0; at < count; at += some) {
+        some = count - at < 64 ? count - at : 64;
+        if (type == DTYPE_F32) {
+            memset(wide, 0, sizeof wide);
+            memcpy(wide, data + at * size, some * size);
+            for (size_t i = 0; i < 64; i++) {
+                uint32_t exponent = wide[i] & wide_mask;
+                worst = exponent > worst ? exponent : worst;
+            }
+        } else {
+            memset(half, 0, sizeof half);
+            memcpy(half, data + at * size, some * size);
+            for (size_t i = 0; i < 64; i++) {
+                uint16_t exponent = half[i] & half_mask;
+                worst_half = exponent > worst_half ? exponent : worst_half;
+            }
+        }
     }
-    return values;
+    return worst < wide_mask && worst_half < half_mask;
+}
+
+static void read_rows(void *context, size_t first, size_t end) {
+    struct reading *reading = context;
+    const struct tensor *tensor = reading->tensor;
+    size_t columns = reading->columns;
+    bool finite;
+    if (reading->out) {
+        finite = tensor_read_rows(tensor, first, end, reading->out + first * columns);
+    } else {
+        size_t row = columns * dtype_size(tensor->type);
+        finite = is_finite((const unsigned char *)tensor->data + first * row, tensor->type,
+                           (end - first) * columns);
+    }
+    if (!finite) reading->has_hole = true;
+}
+
+static bool read_all(struct device *device, const struct tensor *tensor, size_t columns,
+                     float *out) {
+    struct reading reading = {tensor, columns, out, false};
+    size_t rows = tensor_rows(tensor);
+    if (device->kernels->share_out)
+        device->kernels->share_out(device, rows, ROW_COST(columns), read_rows, &reading);
+    else
+        read_rows(&reading, 0, rows);
+    return !reading.has_hole;
+}
+
+/* Which element it is that is not finite. */
+static int refuse(const struct tensor *tensor, size_t count, struct error *error) {
+    float *values = malloc(count * sizeof *values);
+    error_set(error, FATHOM_NO_MEMORY, "no memory for tensor '%s'", tensor->name);
+    if (values) tensor_to_f32(tensor, values, error);
+    free(values);
+    return error->code;
+}
+
+/* A matrix as it lies in the file if that can be read there, else as f32, malloc'd. */
+struct source {
+    const void *data;
+    enum dtype type;
+    size_t bytes;
+    float *values; /* to be freed; NULL: data is the file's */
+};
+
+static int source_open(struct source *source, struct device *device,
+                       const struct checkpoint *checkpoint, const char *name, size_t rows,
+                       size_t columns, struct error *error) {
+    struct tensor tensor;
+    int result = checkpoint_tensor(checkpoint, name, rows, columns, &tensor, error);
+    if (result != 0) return result;
+    *source = (struct source){.data = tensor.data, .type = tensor.type, .bytes = tensor.bytes};
+    if (tensor.format || tensor.interleaved) {
+        source->bytes = rows * columns * sizeof *source->values;
+        source->type = DTYPE_F32;
+        source->data = source->values = malloc(source->bytes);
+        if (!source->values)
+            return error_set(error, FATHOM_NO_MEMORY, "no memory for tensor '%s'", name);
+    }
+    if (read_all(device, &tensor, columns, source->values)) return 0;
+    free(source->values);
+    return refuse(&tensor, rows * columns, error);
 }
 
 static struct buffer *write_buffer(struct device *device, const void *data, size_t bytes,
@@ -26,14 +112,22 @@ static struct buffer *write_buffer(struct device *device, const void *data, size
     return buffer;
 }
 
+/* ---- Onto the device ------------------------------------------------------------------------- */
+
 struct buffer *weight_load_vector(struct device *device, const struct checkpoint *checkpoint,
                                   const char *name, size_t rows, size_t columns,
                                   struct error *error) {
     struct tensor tensor;
-    float *values = load_values(checkpoint, name, rows, columns, &tensor, error);
-    if (!values) return NULL;
     size_t count = columns ? rows * columns : rows;
-    struct buffer *buffer = write_buffer(device, values, count * sizeof *values, error);
+    if (checkpoint_tensor(checkpoint, name, rows, columns, &tensor, error) != 0) return NULL;
+    float *values = malloc(count * sizeof *values);
+    if (!values) {
+        error_set(error, FATHOM_NO_MEMORY, "no memory for tensor '%s'", name);
+        return NULL;
+    }
+    struct buffer *buffer = NULL;
+    if (tensor_to_f32(&tensor, values, error) == 0)
+        buffer = write_buffer(device, values, count * sizeof *values, error);
     free(values);
     return buffer;
 }
@@ -41,38 +135,31 @@ struct buffer *weight_load_vector(struct device *device, const struct checkpoint
 struct matrix *weight_load_matrix(struct device *device, const struct checkpoint *checkpoint,
                                   const char *name, size_t out, size_t in, enum dtype weights,
                                   struct error *error) {
-    struct tensor tensor;
-    float *values = load_values(checkpoint, name, out, in, &tensor, error);
-    if (!values) return NULL;
-    struct matrix *matrix =
-        device->kernels->matrix_create(device, values, DTYPE_F32, out, in, weights, error);
-    free(values);
+    struct source source;
+    if (source_open(&source, device, checkpoint, name, out, in, error) != 0) return NULL;
+    struct matrix *matrix = device->kernels->matrix_create(device, source.data, source.type, out,
+                                                           in, weights, error);
+    free(source.values);
     return matrix;
 }
 
 struct buffer *weight_load_table(struct device *device, const struct checkpoint *checkpoint,
                                  const char *name, size_t rows, size_t columns, enum dtype weights,
                                  enum dtype *type, struct error *error) {
-    struct tensor tensor;
-    float *values = load_values(checkpoint, name, rows, columns, &tensor, error); /* a check, too */
-    if (!values) return NULL;
-    struct buffer *buffer;
-    if (!tensor.format) {
-        *type = tensor.type;
-        buffer = write_buffer(device, tensor.data, tensor.bytes, error);
-    } else if (weights == DTYPE_F32) {
-        *type = DTYPE_F32;
-        buffer = write_buffer(device, values, rows * columns * sizeof *values, error);
-    } else {
+    struct source source;
+    if (source_open(&source, device, checkpoint, name, rows, columns, error) != 0) return NULL;
+    *type = source.type;
+    if (source.values && weights != DTYPE_F32) {
         /* In place: element i is read before its half of the place is written. */
-        uint16_t *rounded = (uint16_t *)(void *)values;
+        uint16_t *rounded = (uint16_t *)(void *)source.values;
         for (size_t i = 0; i < rows * columns; i++) {
-            uint16_t bits = number_to_bf16(values[i]);
+            uint16_t bits = number_to_bf16(source.values[i]);
             memcpy(&rounded[i], &bits, sizeof bits);
         }
         *type = DTYPE_BF16;
-        buffer = write_buffer(device, rounded, rows * columns * sizeof *rounded, error);
+        source.bytes = rows * columns * sizeof *rounded;
     }
-    free(values);
+    struct buffer *buffer = write_buffer(device, source.data, source.bytes, error);
+    free(source.values);
     return buffer;
 }

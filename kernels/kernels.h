@@ -324,6 +324,16 @@ struct kernels {
     /* Several reads that wait for the device once. */
     void (*read_all)(struct device *, const struct copy *, size_t count);
 
+    /* Where a buffer's bytes lie, to be looked at between a `read` and the next operation: for
+     * results too large to copy. NULL on a device whose memory the host cannot see. */
+    void *(*look)(const struct buffer *);
+
+    /* Work of the host, on the threads that the device computes with: body(context, first, end) for
+     * parts of 0..items-1, several at once, and waits. `cost` is a rough price of one item, in
+     * operations on 16 floats. NULL where there are no such threads. */
+    void (*share_out)(struct device *, size_t items, size_t cost,
+                      void (*body)(void *context, size_t first, size_t end), void *context);
+
     /* Bytes that may go to a KV cache where nobody says how many: what is free, less a reserve.
      * NULL where memory is the host's. */
     size_t (*memory_spare)(const struct device *);

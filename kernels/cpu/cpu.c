@@ -14,10 +14,39 @@ static size_t cpu_buffer_bytes(const struct buffer *buffer) {
     return buffer->bytes;
 }
 
+/* A table of weights: its pages are new on both sides, and every thread brings in some of them. */
+#define WRITE_PIECE ((size_t)1 << 20)
+
+struct write {
+    unsigned char *to;
+    const unsigned char *from;
+    size_t size;
+};
+
+static void write_pieces(void *context, size_t first, size_t end) {
+    const struct write *write = context;
+    size_t at = first * WRITE_PIECE, stop = end * WRITE_PIECE;
+    if (end == write->size / WRITE_PIECE) stop = write->size; /* the last takes what is left over */
+    memcpy(write->to + at, write->from + at, stop - at);
+}
+
 static void cpu_write(struct device *device, struct buffer *buffer, size_t offset, const void *data,
                       size_t size) {
-    (void)device;
-    if (size) memcpy(buffer->data + offset, data, size);
+    struct write write = {buffer->data + offset, data, size};
+    size_t pieces = size / WRITE_PIECE;
+    if (pieces > 1)
+        pool_run(cpu_of(device)->pool, pieces, WRITE_PIECE / 64, write_pieces, &write);
+    else if (size)
+        memcpy(write.to, data, size);
+}
+
+static void cpu_share_out(struct device *device, size_t items, size_t cost,
+                          void (*body)(void *context, size_t first, size_t end), void *context) {
+    pool_run(cpu_of(device)->pool, items, cost, body, context);
+}
+
+static void *cpu_look(const struct buffer *buffer) {
+    return buffer->data;
 }
 
 static void cpu_read(struct device *device, const struct buffer *buffer, size_t offset, void *data,
@@ -77,6 +106,8 @@ static const struct kernels cpu_kernels = {
     .write = cpu_write,
     .read = cpu_read,
     .read_all = cpu_read_all,
+    .look = cpu_look,
+    .share_out = cpu_share_out,
     .activation_create = cpu_activation_create,
     .read_activation = cpu_read_activation,
     .matrix_create = cpu_matrix_create,

@@ -9,7 +9,8 @@
 struct buffer {
     unsigned char *data; /* aligned to 64 bytes */
     size_t bytes;
-    size_t mapped;           /* bytes of the mapping; 0: data is malloc'd */
+    struct slab *slab;       /* whose part data is, or NULL */
+    size_t mapped;           /* bytes of its own mapping; 0 without a slab: data is malloc'd */
     struct toucher *toucher; /* brings in the pages of a large mapping; NULL: done, or none */
 };
 
@@ -26,6 +27,7 @@ struct cpu_device {
     const struct primitives *primitives;
     struct pool *pool;
     size_t max_rows, max_width;
+    struct slab *slab;     /* that buffers are being put into; NULL: none yet */
     struct buffer *packed; /* the rows of x of a matrix product: gathered, rounded to pairs */
 };
 
@@ -33,6 +35,8 @@ int cpu_open(const struct device_options *options, struct device **device, struc
 enum dtype cpu_preferred_weights(const struct device *device, enum dtype type);
 
 struct buffer *cpu_buffer_create(struct device *device, size_t bytes, struct error *error);
+/* Zeros too, but for weights: whoever packs them touches their pages first. */
+struct buffer *cpu_panels_create(struct device *device, size_t bytes, struct error *error);
 void cpu_buffer_destroy(struct device *device, struct buffer *buffer);
 
 struct matrix *cpu_matrix_create(struct device *device, const void *data, enum dtype type,

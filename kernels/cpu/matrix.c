@@ -12,38 +12,54 @@
 
 struct packing {
     const struct matrix *matrix;
-    const unsigned char *int8_order;
+    const struct primitives *primitives;
     const void *data;
     enum dtype type;
     atomic_bool overflow; /* a finite weight that is infinite in the packed type */
 };
 
-/* Inputs first..end-1 of one output, as floats. */
+/* Inputs first..end-1 of one output, at most INT8_GROUP, as floats. */
 static void load_inputs(const struct packing *packing, size_t column, size_t first, size_t end,
                         float *to) {
-    size_t at = column * packing->matrix->in;
-    for (size_t k = first; k < end; k++) {
-        to[k - first] = number_load(packing->data, packing->type, at + k);
+    size_t at = column * packing->matrix->in + first, count = end - first;
+    uint16_t halves[INT8_GROUP];
+    const unsigned char *from =
+        (const unsigned char *)packing->data + at * dtype_size(packing->type);
+    if (packing->type == DTYPE_F32) {
+        memcpy(to, from, count * sizeof *to);
+        return;
+    }
+    memcpy(halves, from, count * sizeof *halves);
+    if (packing->type == DTYPE_BF16) {
+        for (size_t k = 0; k < count; k++) to[k] = number_from_bf16(halves[k]);
+    } else {
+        for (size_t k = 0; k < count; k++) to[k] = number_from_f16(halves[k]);
     }
 }
 
 static void pack_f32(struct packing *packing, size_t column, size_t first, size_t end) {
     size_t in = packing->matrix->in;
     float *to = buffer_f32(packing->matrix->panels) + column / PANEL * in * PANEL + column % PANEL;
-    for (size_t k = first; k < end; k++) {
-        load_inputs(packing, column, k, k + 1, to + k * PANEL);
-    }
+    float values[INT8_GROUP];
+    load_inputs(packing, column, first, end, values);
+    for (size_t k = first; k < end; k++) to[k * PANEL] = values[k - first];
 }
 
 static void pack_bf16(struct packing *packing, size_t column, size_t first, size_t end) {
-    size_t in = (packing->matrix->in + 1) / 2 * 2;
-    uint16_t *to = (uint16_t *)packing->matrix->panels->data + column / PANEL * in * PANEL +
-                   column % PANEL * 2;
-    float values[INT8_GROUP];
-    load_inputs(packing, column, first, end, values);
-    for (size_t k = first; k < end; k++) {
-        to[k / 2 * 2 * PANEL + k % 2] = number_to_bf16(values[k - first]);
+    size_t pairs = (packing->matrix->in + 1) / 2;
+    unsigned char *to = packing->matrix->panels->data +
+                        ((column / PANEL * pairs + first / 2) * PANEL + column % PANEL) * 4;
+    uint16_t halves[INT8_GROUP] = {0};
+    if (packing->type == DTYPE_BF16) {
+        size_t at = column * packing->matrix->in + first;
+        memcpy(halves, (const unsigned char *)packing->data + at * sizeof *halves,
+               (end - first) * sizeof *halves);
+    } else {
+        float values[INT8_GROUP] = {0};
+        load_inputs(packing, column, first, end, values);
+        for (size_t k = 0; k < INT8_GROUP; k++) halves[k] = number_to_bf16(values[k]);
     }
+    for (size_t k = 0; k < end - first; k += 2) memcpy(to + k / 2 * PANEL * 4, halves + k, 4);
 }
 
 static void pack_f16(struct packing *packing, size_t column, size_t first, size_t end) {
@@ -66,11 +82,11 @@ static void pack_int8(struct packing *packing, size_t column, size_t first, size
     float values[INT8_GROUP] = {0};
     int16_t codes[INT8_GROUP];
     load_inputs(packing, column, first, end, values);
-    float scale = number_quantise(values, codes);
+    float scale = packing->primitives->quantise(values, codes);
     matrix->scales[group * PANEL + column % PANEL] = (uint16_t)(number_bits(scale) >> 16);
     for (size_t i = 0; i < INT8_GROUP; i++) {
         to[i / 4 * 4 * PANEL + i % 4] =
-            (uint8_t)(codes[i / 4 * 4 + packing->int8_order[i % 4]] + 128);
+            (uint8_t)(codes[i / 4 * 4 + packing->primitives->int8_order[i % 4]] + 128);
     }
 }
 
@@ -121,7 +137,7 @@ static int matrix_fill(struct device *device, struct matrix *matrix, const struc
         return error_set(error, FATHOM_NO_MEMORY, "matrix of %zu x %zu is too large", matrix->out,
                          matrix->in);
     }
-    matrix->panels = cpu_buffer_create(device, bytes, error);
+    matrix->panels = cpu_panels_create(device, bytes, error);
     if (!matrix->panels) return FATHOM_NO_MEMORY;
     matrix->scales = (uint16_t *)(void *)(matrix->panels->data + scales);
     return FATHOM_OK;
@@ -148,7 +164,7 @@ struct matrix *cpu_matrix_create(struct device *device, const void *data, enum d
         free(matrix);
         return NULL;
     }
-    struct packing packing = {matrix, primitives->int8_order, data, type, false};
+    struct packing packing = {matrix, primitives, data, type, false};
     pool_run(cpu_of(device)->pool, matrix->panel_count, in * PANEL, pack_panels, &packing);
     if (packing.overflow) {
         error_set(error, FATHOM_INVALID,

@@ -1,10 +1,12 @@
-/* Memory of the CPU device. Weights and the KV cache are streamed through whole, so buffers of a
- * large page and more ask for large pages, which saves most of the address look-ups.
+/* Memory of the CPU device. Weights and the KV cache are streamed through whole, so they ask for
+ * large pages, which saves most of the address look-ups, and most of the time to get them: a first
+ * touch can cost ten microseconds and more, whether it brings 4 KiB or much of 2 MiB.
  *
- * The first touch of a page can cost ten microseconds and more, seconds for a KV cache. A large
- * buffer is therefore touched at its front when it is created, and behind that by a thread of its
- * own while the caller goes on; blocks are handed out from the front, so a step rarely meets a page
- * that was not touched. */
+ * Buffers below a large page lie side by side in slabs, the smallest with malloc. A buffer of a
+ * large page and more has a mapping of its own. It is touched at its front when it is created, and
+ * behind that by a thread of its own while the caller goes on; blocks are handed out from the
+ * front, so a step rarely meets a page that was not touched. Packed weights are not touched ahead:
+ * those who pack them do so, on all threads. */
 #include "kernels/cpu/cpu.h"
 
 #include <errno.h>
@@ -13,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
@@ -20,6 +23,15 @@
 
 #define LARGE_PAGE  ((size_t)2 << 20)
 #define FRONT_BYTES ((size_t)16 << 20)
+#define SLAB_BYTES  ((size_t)32 << 20)
+#define SLAB_FROM   ((size_t)128 << 10) /* smaller ones would not profit */
+#define TOUCHER_NICE 10                 /* first requests go before what none of them needs yet */
+
+/* A mapping that several buffers share; it goes with the last of them. */
+struct slab {
+    unsigned char *data;
+    size_t bytes, used, buffers;
+};
 
 struct toucher {
     pthread_t thread;
@@ -44,6 +56,7 @@ static int touch(unsigned char *data, size_t bytes) {
 static void *touch_rest(void *argument) {
     struct toucher *toucher = argument;
     size_t at = 0;
+    setpriority(PRIO_PROCESS, 0, TOUCHER_NICE); /* on Linux, of the calling thread */
     while (at < toucher->bytes && !atomic_load_explicit(&toucher->stop, memory_order_relaxed)) {
         size_t part = toucher->bytes - at < LARGE_PAGE ? toucher->bytes - at : LARGE_PAGE;
         if (touch(toucher->data + at, part) != 0)
@@ -83,40 +96,89 @@ static unsigned char *map_aligned(size_t bytes) {
     return map + before;
 }
 
-struct buffer *cpu_buffer_create(struct device *device, size_t bytes, struct error *error) {
-    (void)device;
+/* The device's slab if it has room, else a new one in its place. */
+static struct slab *slab_with_room(struct cpu_device *cpu, size_t bytes) {
+    struct slab *slab = cpu->slab;
+    if (slab && slab->bytes - slab->used >= bytes) return slab;
+    slab = calloc(1, sizeof *slab);
+    if (!slab) return NULL;
+    slab->bytes = bytes > SLAB_BYTES / 2 ? round_up(bytes, LARGE_PAGE) : SLAB_BYTES;
+    slab->data = map_aligned(slab->bytes);
+    if (!slab->data) {
+        free(slab);
+        return NULL;
+    }
+    /* One that is filled by a single buffer leaves room in the one before. */
+    if (slab->bytes == SLAB_BYTES || !cpu->slab) cpu->slab = slab;
+    return slab;
+}
+
+static bool take_from_slab(struct cpu_device *cpu, struct buffer *buffer) {
+    size_t bytes = round_up(buffer->bytes, 64);
+    struct slab *slab = slab_with_room(cpu, bytes);
+    if (!slab) return false;
+    buffer->slab = slab;
+    buffer->data = slab->data + slab->used;
+    slab->used += bytes;
+    slab->buffers++;
+    return true;
+}
+
+static void leave_slab(struct cpu_device *cpu, struct slab *slab) {
+    if (--slab->buffers > 0) return;
+    if (cpu->slab == slab) cpu->slab = NULL;
+    munmap(slab->data, slab->bytes);
+    free(slab);
+}
+
+static bool buffer_allocate(struct cpu_device *cpu, struct buffer *buffer, bool is_packed) {
+    size_t bytes = buffer->bytes;
+    if (bytes >= SLAB_FROM && (bytes < LARGE_PAGE || is_packed)) return take_from_slab(cpu, buffer);
+    if (bytes >= LARGE_PAGE) {
+        buffer->mapped = round_up(bytes, LARGE_PAGE);
+        buffer->data = map_aligned(buffer->mapped);
+    } else {
+        buffer->data = aligned_alloc(64, round_up(bytes ? bytes : 1, 64));
+    }
+    return buffer->data != NULL;
+}
+
+static struct buffer *buffer_create(struct device *device, size_t bytes, bool is_packed,
+                                    struct error *error) {
     struct buffer *buffer = calloc(1, sizeof *buffer);
     size_t guard; /* what rounding and aligning add must not overflow */
-    if (buffer && size_add(bytes, 2 * LARGE_PAGE, &guard)) {
-        buffer->bytes = bytes;
-        if (bytes >= LARGE_PAGE) {
-            buffer->mapped = round_up(bytes, LARGE_PAGE);
-            buffer->data = map_aligned(buffer->mapped);
-        } else {
-            buffer->data = aligned_alloc(64, round_up(bytes ? bytes : 1, 64));
-        }
-    }
-    if (!buffer || !buffer->data) {
+    if (buffer) buffer->bytes = bytes;
+    if (!buffer || !size_add(bytes, 2 * LARGE_PAGE, &guard) ||
+        !buffer_allocate(cpu_of(device), buffer, is_packed)) {
         free(buffer);
         error_set(error, FATHOM_NO_MEMORY, "no memory for a buffer of %zu bytes", bytes);
         return NULL;
     }
     if (buffer->mapped)
         touch_large(buffer);
-    else
+    else if (!buffer->slab || !is_packed)
         memset(buffer->data, 0, bytes);
     return buffer;
 }
 
+struct buffer *cpu_buffer_create(struct device *device, size_t bytes, struct error *error) {
+    return buffer_create(device, bytes, false, error);
+}
+
+struct buffer *cpu_panels_create(struct device *device, size_t bytes, struct error *error) {
+    return buffer_create(device, bytes, true, error);
+}
+
 void cpu_buffer_destroy(struct device *device, struct buffer *buffer) {
-    (void)device;
     if (!buffer) return;
     if (buffer->toucher) {
         atomic_store_explicit(&buffer->toucher->stop, true, memory_order_relaxed);
         pthread_join(buffer->toucher->thread, NULL);
         free(buffer->toucher);
     }
-    if (buffer->mapped)
+    if (buffer->slab)
+        leave_slab(cpu_of(device), buffer->slab);
+    else if (buffer->mapped)
         munmap(buffer->data, buffer->mapped);
     else
         free(buffer->data);

@@ -61,6 +61,7 @@ struct primitives {
     bool halves_pay;                 /* 16-bit weights are multiplied by as fast as they are read */
     const unsigned char *int8_order; /* input of a four at each of its places in panels of int8 */
     struct gemm_type gemm[DTYPE_COUNT];
+    float (*quantise)(const float *x, int16_t *codes); /* number_quantise: the same bits */
 
     float (*sum_squares)(const float *x, size_t width);
     /* x += f; returns sum_squares of the new x. */

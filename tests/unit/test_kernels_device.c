@@ -1,6 +1,7 @@
 /* Devices: opening one, its memory, what it refuses to make, and its threads. */
 #include "test_kernels.h"
 
+#include <stdatomic.h>
 #include <unistd.h>
 
 static void test_open_refuses(void **state) {
@@ -82,6 +83,59 @@ static void test_large_buffer_is_zero(void **state) {
     bench_close(&bench);
 }
 
+/* Buffers of every size keep to themselves, also where others have gone. */
+static void test_buffers_keep_to_themselves(void **state) {
+    static const size_t sizes[] = {1,       100000,  131072,  300003,  1 << 20,
+                                   2097151, 2097152, 5000007, 1 << 20, 1500000};
+    enum { COUNT = sizeof sizes / sizeof *sizes };
+    struct buffer *buffers[COUNT];
+    struct bench bench;
+    struct error error = {0};
+    (void)state;
+    assert_true(bench_open(&bench, "portable", 3));
+    const struct kernels *kernels = bench.kernels;
+    unsigned char *data = allocate(5000007), *got = allocate(5000007);
+    for (size_t round = 0; round < 3; round++) {
+        for (size_t i = round ? 1 : 0; i < COUNT; i += round ? 2 : 1) {
+            buffers[i] = kernels->buffer_create(bench.device, sizes[i], &error);
+            assert_non_null(buffers[i]);
+            kernels->read(bench.device, buffers[i], 0, got, sizes[i]);
+            memset(data, 0, sizes[i]);
+            assert_memory_equal(got, data, sizes[i]);
+            for (size_t k = 0; k < sizes[i]; k++) data[k] = (unsigned char)(k % 251 + i + round);
+            kernels->write(bench.device, buffers[i], 0, data, sizes[i]);
+        }
+        for (size_t i = 0; i < COUNT; i++) {
+            size_t written = i % 2 ? round : 0;
+            for (size_t k = 0; k < sizes[i]; k++) data[k] = (unsigned char)(k % 251 + i + written);
+            kernels->read(bench.device, buffers[i], 0, got, sizes[i]);
+            assert_memory_equal(got, data, sizes[i]);
+            if (kernels->look) assert_memory_equal(kernels->look(buffers[i]), data, sizes[i]);
+        }
+        for (size_t i = 1; i < COUNT; i += 2) kernels->buffer_destroy(bench.device, buffers[i]);
+    }
+    for (size_t i = 0; i < COUNT; i += 2) kernels->buffer_destroy(bench.device, buffers[i]);
+    free(data);
+    free(got);
+    bench_close(&bench);
+}
+
+static void count_items(void *context, size_t first, size_t end) {
+    atomic_uint *counts = context;
+    for (size_t i = first; i < end; i++) atomic_fetch_add(&counts[i], 1);
+}
+
+static void test_work_is_shared_out_once(void **state) {
+    struct bench bench;
+    atomic_uint counts[1000] = {0};
+    (void)state;
+    assert_true(bench_open(&bench, "portable", 3));
+    if (bench.kernels->share_out)
+        bench.kernels->share_out(bench.device, 1000, 100000, count_items, counts);
+    for (size_t i = 0; i < 1000; i++) assert_int_equal(counts[i], bench.kernels->share_out ? 1 : 0);
+    bench_close(&bench);
+}
+
 static void test_activation_reads_floats(void **state) {
     struct bench bench;
     float x[12], got[5];
@@ -155,6 +209,8 @@ int main(void) {
         cmocka_unit_test(test_open_describes),
         cmocka_unit_test(test_buffers),
         cmocka_unit_test(test_large_buffer_is_zero),
+        cmocka_unit_test(test_buffers_keep_to_themselves),
+        cmocka_unit_test(test_work_is_shared_out_once),
         cmocka_unit_test(test_activation_reads_floats),
         cmocka_unit_test(test_matrix_refuses),
         cmocka_unit_test(test_threads_wake),
