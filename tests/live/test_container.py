@@ -1,14 +1,19 @@
-"""What the Dockerfiles name, checked without building an image."""
+"""The image: what its Dockerfile names, and the image itself, built by a real builder and run."""
 
+import contextlib
+import json
+import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+import threading
+import urllib.request
 
 import pytest
 
-from live import ROOT
+from live import ROOT, find_program
 from serving import BINARY
 
 DEPLOY = ROOT / "deploy"
@@ -21,6 +26,9 @@ def run(*command, **arguments):
     done = subprocess.run([str(one) for one in command], capture_output=True, text=True, **arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+# ---- What the Dockerfiles say ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
@@ -88,3 +96,110 @@ def test_image_holds_what_the_binary_needs_and_is_small(tmp_path):
     size += sum((ROOT / name).stat().st_size for name in copied)
     print(f"beyond its base: {size / 1e6:.1f} MB")
     assert size < SIZE_MAX
+
+
+# ---- The image, built -----------------------------------------------------------------------------
+
+
+class Builder:
+    """buildah with a store of its own, without a daemon or a registry: whatever it must have, it is
+    given. Containers are chroots on the machine's network."""
+
+    def __init__(self, folder):
+        self.prefix = [find_program("buildah", package="buildah"), "--root", folder / "images",
+                       "--runroot", folder / "run", "--storage-driver", "vfs"]
+        self.environment = os.environ | {"BUILDAH_ISOLATION": "chroot", "TMPDIR": str(folder)}
+
+    def command(self, *arguments):
+        return [str(one) for one in (*self.prefix, *arguments)]
+
+    def __call__(self, *arguments, **options):
+        done = subprocess.run(self.command(*arguments), capture_output=True, text=True,
+                              env=self.environment, **options)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+        return done.stdout.strip()
+
+    def make_base(self, tag, folder):
+        """A Debian as small as Docker's, made of its packages, under the name that the Dockerfile
+        asks for."""
+        release = re.fullmatch(r"debian:(\w+)-slim", tag).group(1)
+        archive = folder / "base.tar"
+        bootstrap = find_program("mmdebstrap", package="mmdebstrap")
+        left_out = (f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "man", "locale"))
+        done = subprocess.run([bootstrap, "--variant=minbase", *left_out, release, archive],
+                              capture_output=True, text=True)
+        if done.returncode != 0:
+            pytest.skip(f"no base image: {done.stderr.strip().splitlines()[-1:]}")
+        container = self("from", "scratch")
+        self("add", "--quiet", container, archive, "/")
+        probe = subprocess.run(self.command("run", container, "--", "true"), capture_output=True,
+                               text=True, env=self.environment)
+        if probe.returncode != 0:
+            pytest.skip(f"nothing can be run in a chroot here: {probe.stderr.strip()[-300:]}")
+        self("commit", "--quiet", "--rm", container, f"docker.io/library/{tag}")
+
+    def size_of(self, image):
+        """Bytes of its files."""
+        container = self("from", "--pull-never", image)
+        tree = pathlib.Path(self("mount", container))
+        size = sum(os.lstat(pathlib.Path(folder) / name).st_size
+                   for folder, _, names in os.walk(tree) for name in names)
+        self("rm", container)
+        return size
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory):
+    if os.geteuid() != 0:
+        pytest.skip("buildah without root needs user namespaces that a machine may forbid")
+    folder = tmp_path_factory.mktemp("images")
+    builder = Builder(folder)
+    base = re.search(r"^ARG BASE=(\S+)$", DOCKERFILES[0].read_text(), re.M).group(1)
+    builder.make_base(base, folder)
+    ignored = f"{DOCKERFILES[0]}.dockerignore"
+    builder("bud", "--pull-never", "--quiet", "-f", DOCKERFILES[0], "--ignorefile", ignored,
+            "-t", "fathom", ROOT)
+    builder.base = base
+    yield builder
+    builder("rm", "--all")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_the_image_is_small(builder):
+    beyond = builder.size_of("fathom") - builder.size_of(f"docker.io/library/{builder.base}")
+    print(f"beyond its base: {beyond / 1e6:.1f} MB")
+    assert 0 < beyond < SIZE_MAX
+
+
+@contextlib.contextmanager
+def started(builder, *arguments):
+    """The image's own command, as its own user, with more arguments; yields its address."""
+    config = json.loads(builder("inspect", "--type", "image", "fathom"))["OCIv1"]["config"]
+    assert config["User"] == "65532:65532" and config["Entrypoint"] == ["fathom"]
+    container = builder("from", "--pull-never", "fathom")
+    process = subprocess.Popen(
+        builder.command("run", container, "--", *config["Entrypoint"], *config["Cmd"], *arguments),
+        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=builder.environment)
+    lines = []
+    try:
+        for line in process.stderr:
+            lines.append(line)
+            if line.strip() == "ready":
+                break
+        address = re.search(r"listening on http://[^:]*:(\d+)", "".join(lines))
+        assert address, lines
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        yield f"http://127.0.0.1:{address.group(1)}"
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+        builder("rm", container)
+
+
+def test_the_image_serves(builder):
+    with started(builder, "--port", "0") as url:
+        body = json.dumps({"model": "fathom-tiny", "prompt": "It was", "max_tokens": 4}).encode()
+        request = urllib.request.Request(f"{url}/v1/completions", body,
+                                         {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] == 4
