@@ -262,6 +262,15 @@ def server():
     assert running.stop() == 0, running.lines[-20:]
 
 
+@pytest.fixture(scope="module")
+def secure():
+    """As `server`, over TLS."""
+    running = Server(tls=True)
+    yield running
+    assert running.process.poll() is None, running.lines[-20:]
+    assert running.stop() == 0, running.lines[-20:]
+
+
 @pytest.fixture
 def start_server():
     """Starts servers with flags of the test's own; each must end well."""

@@ -400,14 +400,6 @@ def test_names_from_a_server_are_escaped(endpoint, tmp_path):
 # ---- TLS ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def secure():
-    running = Server(tls=True)
-    yield running
-    assert running.process.poll() is None, running.lines[-20:]
-    assert running.stop() == 0
-
-
 @pytest.mark.parametrize("flags, trusted", [((), None), (("--insecure",), os.devnull)],
                          ids=["checked", "insecure"])
 def test_https(secure, flags, trusted):

@@ -17,14 +17,6 @@ from conftest import (BINARY, HandMade, Server, certificate, client_context, fin
 from test_http import GET, POST, completion, length
 
 
-@pytest.fixture(scope="module")
-def secure():
-    running = Server(tls=True)
-    yield running
-    assert running.process.poll() is None, running.lines[-20:]
-    assert running.stop() == 0
-
-
 def hello(server):
     """The first bytes of a handshake."""
     with HandMade(server) as client:
