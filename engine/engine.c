@@ -234,6 +234,11 @@ void engine_get_stats(struct engine *engine, struct engine_stats *stats) {
     pthread_mutex_lock(&engine->stats_lock);
     *stats = engine->published;
     pthread_mutex_unlock(&engine->stats_lock);
+    /* What an idle engine published holds until it has woken, which may be never. */
+    uint64_t since = inbox_waits_since(&engine->inbox);
+    if (!stats->idle || since == 0) return;
+    stats->idle = false;
+    if (since > stats->last_step_at_ns) stats->last_step_at_ns = since;
 }
 
 size_t engine_get_steps(struct engine *engine, struct step_record *records, size_t capacity) {

@@ -353,8 +353,8 @@ struct engine_stats {
     uint64_t predicted_ns_total, predicted_ns_last;
     /* Steps by |real / predicted - 1|: at most step_error_edges[i], and above all of them. */
     uint64_t step_errors[STEP_ERROR_EDGES + 1];
-    /* time_now_ns() at the end of the last step, or when an idle engine woke for the next one; 0
-     * before the first */
+    /* time_now_ns() at the end of the last step, or when an idle engine was asked for the next one;
+     * 0 before the first */
     uint64_t last_step_at_ns;
     bool idle; /* nothing to run */
 };

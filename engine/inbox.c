@@ -60,6 +60,7 @@ static int accept_sequence(struct inbox *inbox, struct sequence *sequence, struc
     }
     *link = sequence;
     inbox->tokens += prompt;
+    if (!inbox->first) inbox->first_ns = time_now_ns();
     sequence->arrival = inbox->arrivals++;
     *(inbox->last ? &inbox->last->inbox_next : &inbox->first) = sequence;
     inbox->last = sequence;
@@ -91,6 +92,13 @@ void inbox_count(struct inbox *inbox, size_t *accepted, size_t *tokens) {
     *accepted = inbox->accepted;
     *tokens = inbox->tokens;
     pthread_mutex_unlock(&inbox->lock);
+}
+
+uint64_t inbox_waits_since(struct inbox *inbox) {
+    pthread_mutex_lock(&inbox->lock);
+    uint64_t since = inbox->first ? inbox->first_ns : 0;
+    pthread_mutex_unlock(&inbox->lock);
+    return since;
 }
 
 void inbox_stop(struct inbox *inbox) {

@@ -20,6 +20,7 @@ struct inbox {
     size_t tokens, token_limit; /* prompt tokens of those accepted */
     uint64_t arrivals;
     struct sequence *first, *last; /* accepted, not yet collected: in order of arrival */
+    uint64_t first_ns;             /* when the first of these came */
     bool cancel, stop;             /* some sequence was cancelled; the engine must stop */
 };
 
@@ -37,6 +38,9 @@ void inbox_cancel(struct inbox *inbox, uint64_t id);
 
 /* Any thread: requests and prompt tokens that are accepted and unfinished now. */
 void inbox_count(struct inbox *inbox, size_t *accepted, size_t *tokens);
+
+/* Any thread: time_now_ns() when the first came of those that are not collected yet; 0: all are. */
+uint64_t inbox_waits_since(struct inbox *inbox);
 
 /* Any thread: the next inbox_collect is the last. */
 void inbox_stop(struct inbox *inbox);

@@ -5,11 +5,13 @@ of deploy/README.md install. A machine that lends no namespaces skips this, with
 """
 
 import contextlib
+import json
 import os
 import pathlib
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -189,7 +191,10 @@ def test_it_has_no_privileges(machine):
 
 
 def test_a_connection_starts_it(machine):
-    machine.run("systemctl", "stop", "fathom.service")
+    machine.run("systemctl", "stop", "fathom.socket", "fathom.service")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", machine.port))
+    machine.run("systemctl", "start", "fathom.socket")
     assert machine.show("ActiveState") == "inactive"
     answer = httpx.get(machine.url + "/health", timeout=60)  # held by systemd, answered by it
     assert answer.status_code in (200, 503)
@@ -267,18 +272,25 @@ def impatient(machine):
     machine.run("systemctl", "restart", "fathom.service")
 
 
+def health(machine):
+    """Its status; 0 where there was no answer."""
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(machine.url + "/health", timeout=60).status_code
+    return 0
+
+
 @pytest.mark.parametrize("held", [engine_held, process_held])
 def test_the_watchdog_restarts_what_does_not_come_on(impatient, held):
     """While the engine alone is held the event loop lives, says so, and gives no sign of life."""
     restarts = int(impatient.show("NRestarts"))
     process, _ = impatient.main_process()
-    with held(process):
-        with contextlib.suppress(httpx.TransportError):  # it ends without an answer
-            httpx.post(impatient.url + "/v1/completions", json=completion(), timeout=1)
+    body = json.dumps(completion()).encode()
+    request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" \
+              b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    with held(process), socket.create_connection(("127.0.0.1", impatient.port)) as connection:
+        connection.sendall(request)
         if held is engine_held:
-            with contextlib.suppress(httpx.TransportError):  # unless it has been killed already
-                answer = httpx.get(impatient.url + "/health", timeout=60)
-                assert answer.status_code == 503 or int(impatient.show("NRestarts")) > restarts
+            impatient.wait(lambda: health(impatient) == 503, "never said that it is stuck")
         impatient.wait(lambda: int(impatient.show("NRestarts")) > restarts, "never restarted")
     impatient.wait(impatient.is_ready, "not ready again")
     assert impatient.main_process()[0] != process

@@ -192,6 +192,34 @@ static void test_slow_consumer_holds_the_engine(void **state) {
     model_destroy(model);
 }
 
+/* It published that it is idle, and then does not come on: who watches sees work that waits. */
+static void test_a_held_engine_is_not_idle_once_asked(void **state) {
+    (void)state;
+    static struct asked asked[2];
+    static struct outcome outcomes[2];
+    struct model *model = open_model("mha-silu", 1, 32);
+    struct brake brake;
+    struct engine *engine = open_held(model, &brake, (struct engine_options){.body = BODY_AUTO});
+    memset(outcomes, 0, sizeof outcomes);
+    for (size_t i = 0; i < 2; i++) ask(&asked[i], model_get_info(model), i, 5, 1);
+    submit(engine, &asked[0]);
+    sem_wait(&brake.told);
+    struct engine_stats stats;
+    engine_get_stats(engine, &stats);
+    assert_true(stats.idle);
+    uint64_t before = time_now_ns();
+    submit(engine, &asked[1]);
+    uint64_t after = time_now_ns();
+    engine_get_stats(engine, &stats);
+    assert_false(stats.idle);
+    assert_in_range(stats.last_step_at_ns, before, after);
+    brake_release(&brake);
+    collect_all(engine, outcomes, 2);
+    wait_idle(engine, &stats);
+    engine_destroy(engine);
+    model_destroy(model);
+}
+
 static void test_destroy_returns_whatever_goes_on(void **state) {
     (void)state;
     static struct asked asked;
@@ -288,6 +316,7 @@ int main(void) {
         cmocka_unit_test(test_waiting_too_long_expires),
         cmocka_unit_test(test_consumer_is_told_at_most_once_per_step),
         cmocka_unit_test(test_slow_consumer_holds_the_engine),
+        cmocka_unit_test(test_a_held_engine_is_not_idle_once_asked),
         cmocka_unit_test(test_destroy_returns_whatever_goes_on),
         cmocka_unit_test(test_idle_engine_sleeps),
         cmocka_unit_test(test_random_cancellations_leave_nothing_behind),
