@@ -1,16 +1,16 @@
 """Whether `fathom bench` and guidellm say the same of the same load.
 
-    .venv-clients/bin/python tests/bench/agreement.py paced models/fathom-tiny
-    .venv-clients/bin/python tests/bench/agreement.py URL MODEL_FOLDER [-c 4] [-n 48] [--rounds 5]
+    .venv-clients/bin/python tests/bench/agreement.py paced
+    .venv-clients/bin/python tests/bench/agreement.py URL [--model NAME] [-c 4] [-n 32] [--rounds 5]
 
 `paced` is a server of this file that sends each token at its time: both must find that time. Of a
 server that computes, on processors that it shares with them, they also measure what they take from
-it: processor_ms_per_token says how much that is (docs/measuring.md). They take turns; printed are
-the medians of their rounds and the ratio. guidellm's names differ: the inter_token_latency of a
+it: processor_ms_per_token says how much that is (docs/measuring.md). Start it without a prefix
+cache: both send the same prompts. They take turns, each first every other time; printed are the
+medians of the rounds' means, and the ratio. guidellm's names differ: the inter_token_latency of a
 request is TPOT, and the mean over all tokens is ITL if each token comes in a chunk of its own.
 Its rates are means over moments of the run: here they are counted from its requests' times instead.
-Each of its processes makes its HTTP client within the first request's time: hence the warm-up, and
-medians of the requests where a few late ones would show.
+Each of its processes makes its HTTP client within the first request's time: hence the warm-up.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import http.server
 import json
 import os
 import pathlib
+import random
 import statistics
 import subprocess
 import sys
@@ -28,8 +29,11 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "clients"))
 
+from corpus import SENTENCES  # noqa: E402
 from guidellm_run import run_guidellm  # noqa: E402
 
+# Asked for by guidellm, and used only for what servers do not count themselves.
+TOKENIZER = ROOT / "models" / "fathom-tiny"
 FIRST, NEXT = 0.3, 0.03  # of the paced server: seconds to the first token, to each further one
 FIGURES = ("requests_per_s", "tokens_per_s", "ttft_ms", "tpot_ms", "itl_ms", "e2e_ms",
            "processor_ms_per_token")
@@ -119,17 +123,18 @@ def guidellm_figures(report, descendants):
     return {
         "requests_per_s": len(done) / seconds,
         "tokens_per_s": tokens / seconds,
-        "ttft_ms": metrics["time_to_first_token_ms"]["median"],
-        "tpot_ms": statistics.median(r["inter_token_latency_ms"] for r in done),
+        "ttft_ms": metrics["time_to_first_token_ms"]["mean"],
+        "tpot_ms": statistics.mean(r["inter_token_latency_ms"] for r in done),
         "itl_ms": metrics["inter_token_latency_ms"]["mean"],
-        "e2e_ms": 1000 * metrics["request_latency"]["median"],
+        "e2e_ms": 1000 * metrics["request_latency"]["mean"],
         "processor_ms_per_token": 1000 * descendants.between(start, end) / tokens,
     }
 
 
-def fathom_figures(binary, url, model, streams, requests, tokens_in, tokens_out):
-    command = [binary, "bench", url, "-m", model, "-c", streams, "-n", requests, "-i", tokens_in,
-               "-o", tokens_out, "--warm-up", streams, "--ignore-eos", "--lag-limit", 60000, "--json", "-"]
+def fathom_figures(binary, url, model, streams, requests, warm_up, prompts):
+    command = [binary, "bench", url, "-m", model, "-c", streams, "-n", requests, "--prompts", prompts,
+               "--warm-up", warm_up, "--temperature", 1, "--ignore-eos", "--lag-limit", 60000,
+               "--json", "-"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FATHOM_")}
     done = subprocess.run([str(part) for part in command], check=True, capture_output=True,
                           timeout=900, env=environment)
@@ -138,36 +143,59 @@ def fathom_figures(binary, url, model, streams, requests, tokens_in, tokens_out)
     return {
         "requests_per_s": point["completed"] / point["seconds"],
         "tokens_per_s": point["output_tokens_per_second"],
-        **{name: point[name]["p50"] for name in ("ttft_ms", "tpot_ms", "e2e_ms")},
-        "itl_ms": point["itl_ms"]["mean"],
+        **{name: point[name]["mean"] for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")},
         "processor_ms_per_token": 1000 * point["busy"] * point["seconds"] / point["output_tokens"],
     }
 
 
-def compare(binary, url, model, folder, rounds, streams, requests, tokens_in, tokens_out):
+def write_prompts(path, count, sentences, tokens_out):
+    """Lines that both read: each has its own name for the tokens to write."""
+    dice = random.Random(7)
+    with path.open("w") as lines:
+        for _ in range(count):
+            prompt = " ".join(dice.sample(SENTENCES, sentences))
+            line = {"prompt": prompt, "max_tokens": tokens_out, "output_tokens_count": tokens_out}
+            lines.write(json.dumps(line) + "\n")
+
+
+def compare(binary, url, model, rounds, streams, requests, sentences, tokens_out):
     """Figure -> (fathom bench's median, guidellm's median)."""
-    load = (streams, requests, tokens_in, tokens_out)
-    ours, theirs = [], []
+    sides = ([], [])
+    warm_up = 2 * streams
     with tempfile.TemporaryDirectory() as scratch:
-        for _ in range(rounds):
-            ours.append(fathom_figures(binary, url, model, *load))
+        scratch = pathlib.Path(scratch)
+        prompts = scratch / "prompts.jsonl"
+        write_prompts(prompts, requests + warm_up, sentences, tokens_out)
+
+        def ours():
+            return fathom_figures(binary, url, model, streams, requests, warm_up, prompts)
+
+        def theirs():
             descendants = Descendants()
             descendants.start()
-            report = run_guidellm(url, model, folder, *load, pathlib.Path(scratch) / "report.json",
-                                  "--warmup-percent", "0.25")
+            report = run_guidellm(url, model, TOKENIZER, streams, requests + warm_up, prompts,
+                                  scratch / "report.json",
+                                  "--warmup-percent", str(warm_up / (requests + warm_up)))
             descendants.ended.set()
-            theirs.append(guidellm_figures(report, descendants))
-    return {name: tuple(statistics.median(figures[name] for figures in side)
-                        for side in (ours, theirs)) for name in FIGURES}
+            return guidellm_figures(report, descendants)
+
+        for i in range(rounds):
+            for side in (0, 1) if i % 2 == 0 else (1, 0):
+                sides[side].append((ours, theirs)[side]())
+    for name in FIGURES:
+        for side, figures in zip(("fathom bench", "guidellm"), sides):
+            print(f"{name} {side}:", *(f"{one[name]:.4g}" for one in figures), file=sys.stderr)
+    return {name: tuple(statistics.median(figures[name] for figures in side) for side in sides)
+            for name in FIGURES}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("url", help="or `paced`")
-    parser.add_argument("folder", help="the model's, for guidellm's tokenizer")
     parser.add_argument("--model", default="fathom-tiny")
-    for flag, name, default in (("-c", "streams", 4), ("-n", "requests", 48), ("-i", "tokens_in", 64),
-                                ("-o", "tokens_out", 64), ("-r", "rounds", 5)):
+    parser.add_argument("--sentences", type=int, default=7, help="of a prompt; one has 15 words")
+    for flag, name, default in (("-c", "streams", 4), ("-n", "requests", 32), ("-o", "tokens_out", 64),
+                                ("-r", "rounds", 5)):
         parser.add_argument(flag, f"--{name.replace('_', '-')}", type=int, default=default)
     given = parser.parse_args()
     if given.url == "paced":
@@ -177,8 +205,8 @@ def main():
         print(f"paced: ttft {1000 * FIRST:.0f} ms, tpot and itl {1000 * NEXT:.0f} ms, "
               f"e2e {1000 * (FIRST + NEXT * (given.tokens_out - 1)):.0f} ms")
     binary = os.environ.get("FATHOM_BINARY", str(ROOT / "build" / "fathom"))
-    found = compare(binary, given.url, given.model, pathlib.Path(given.folder).resolve(),
-                    given.rounds, given.streams, given.requests, given.tokens_in, given.tokens_out)
+    found = compare(binary, given.url, given.model, given.rounds, given.streams, given.requests,
+                    given.sentences, given.tokens_out)
     print(f"{'':24}{'fathom bench':>14}{'guidellm':>14}{'ratio':>8}")
     for name, (ours, theirs) in found.items():
         print(f"{name:24}{ours:14.3f}{theirs:14.3f}{ours / theirs:8.3f}")

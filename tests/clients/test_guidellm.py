@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from corpus import SENTENCES
-from guidellm_run import run_guidellm
+from guidellm_run import run_guidellm, synthetic
 
 REQUESTS, OUTPUT = 24, 16
 
@@ -30,8 +30,8 @@ def counts(server):
 @pytest.mark.parametrize("tier, streams", [("full", 1), ("fast", 6)])
 def test_token_counts(start_server, model_folder, tmp_path, tier, streams):
     server = start_server(default_quality=tier, log_format="json")
-    report = run_guidellm(server.url, server.model_id, model_folder, streams, REQUESTS, 32, OUTPUT,
-                          tmp_path / "report.json")
+    report = run_guidellm(server.url, server.model_id, model_folder, streams, REQUESTS,
+                          synthetic(32, OUTPUT), tmp_path / "report.json")
     requests = report["run_stats"]["requests_made"]
     assert requests["successful"] == REQUESTS and requests["total"] == REQUESTS
     measured = {name: report["metrics"][f"{name}_token_count"]["successful"]["total_sum"]
@@ -75,8 +75,8 @@ def test_clients_measure_what_the_server_says(start_server, model_folder, tmp_pa
     log: a figure from a client cannot be the smaller one; the rest of the bound is for the way."""
     requests = 12
     server = start_server(default_quality="full", threads=1, log_format="json")
-    report = run_guidellm(server.url, server.model_id, model_folder, 1, requests, 250, OUTPUT,
-                          tmp_path / "report.json")
+    report = run_guidellm(server.url, server.model_id, model_folder, 1, requests,
+                          synthetic(250, OUTPUT), tmp_path / "report.json")
     successful = report["requests"]["successful"]
     theirs = {
         "ttft": statistics.median(r["time_to_first_token_ms"] for r in successful),

@@ -1,18 +1,26 @@
-"""The examples of docs/api.md do what they say, and its links lead somewhere."""
+"""What the docs tell to run runs, what they name exists, and their links lead somewhere."""
 
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 
 import pytest
 
 from live import ROOT, find_program
+from serving import BINARY
 
 TEXT = (ROOT / "docs" / "api.md").read_text()
 EXAMPLES = re.findall(r"^```(sh|python|js)\n(.*?)^```", TEXT, re.M | re.S)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")),
          *sorted((ROOT / "deploy").glob("**/*.md"))]
+COMMANDS = [line for page in PAGES
+            for line in re.findall(r"^    fathom ((?:bench|eval|calibrate) \S+ -.*)$", page.read_text(), re.M)]
+# Of other programs: ./test, curl, cmake, docker, systemctl, numactl, kubectl, mmdebstrap.
+OTHER_FLAGS = set("""--all --fail-with-body --build --build-arg --now --cpunodebind --membind
+    --from-literal --variant --help --quick""".split())
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +74,61 @@ def test_links_lead_somewhere(page):
             titles = re.findall(r"^#+ (.*)$", found.read_text(), re.M)
             plain = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
             assert section in plain, target
+
+
+# ---- What runs, and what is named ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def yours(tmp_path_factory):
+    """A folder with the names that the docs use for what is the reader's own."""
+    folder = tmp_path_factory.mktemp("yours")
+    text = " ".join((ROOT / "README.md").read_text().split()) * 4
+    (folder / "yours.txt").write_text(text)
+    shutil.copytree(ROOT / "models" / "fathom-tiny", folder / "MODEL")
+    return folder
+
+
+def fewer(arguments):
+    """Less of the same: enough to see that it works."""
+    return arguments + {"bench": ["-n", "6", "--lag-limit", "60000"],
+                        "eval": ["--max-tokens", "600"],
+                        "calibrate": ["--max-tokens", "600"]}[arguments[0]]
+
+
+@pytest.mark.parametrize("line", COMMANDS, ids=[line.split(" ")[0] for line in COMMANDS])
+def test_command(talkative, yours, line):
+    arguments = shlex.split(line.replace("HOST:8080", f"{talkative.host}:{talkative.port}"))
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("FATHOM_")}
+    done = subprocess.run([BINARY, *fewer(arguments)], capture_output=True, text=True, cwd=yours,
+                          timeout=300, env=clean)
+    assert done.returncode == 0, done.stderr
+    if "--html" in arguments:
+        assert (yours / arguments[arguments.index("--html") + 1]).stat().st_size > 0
+
+
+def test_flags_and_variables_exist():
+    helps = "".join(subprocess.run([BINARY, command, "--help"], capture_output=True, text=True).stdout
+                    for command in ("serve", "generate", "eval", "calibrate", "inspect", "bench"))
+    flags = set(re.findall(r"(--[a-z][a-z0-9-]*) ", helps)) | OTHER_FLAGS
+    for page in PAGES:
+        text = page.read_text()
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text))
+        assert named <= flags, (page, named - flags)
+        variables = {f"--{name.lower().replace('_', '-')}" for name in re.findall(r"\bFATHOM_(\w+)=", text)}
+        assert variables <= flags | {"--tests", "--sanitize", "--cuda", "--model"}, page
+
+
+def test_every_alert_is_explained():
+    rules = (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text()
+    explained = re.findall(r"\bFathom[A-Z]\w+", (ROOT / "docs" / "operations.md").read_text())
+    assert sorted(explained) == sorted(re.findall(r"alert: (\w+)", rules))
+
+
+def test_memory_of_the_bundled_model():
+    """Scratch depends on the processor's instructions; the rest is the model's."""
+    said = subprocess.run([BINARY, "inspect", ROOT / "models" / "fathom-tiny"], capture_output=True,
+                          text=True).stdout
+    figures = [re.search(r"^ *memory +(weights .*?), scratch .*?, (.*)$", text, re.M).groups()
+               for text in (said, (ROOT / "deploy" / "README.md").read_text())]
+    assert figures[0] == figures[1]
