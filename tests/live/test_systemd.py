@@ -50,13 +50,14 @@ for folder in /usr/local /etc/systemd /var/cache /var/lib/systemd /var/tmp /tmp;
     mount -t tmpfs -o mode=755 none $folder
 done
 mkdir -p /usr/local/bin /usr/local/share /etc/systemd/system
+printf '[Manager]\nDefaultStandardOutput=tty\n' >/etc/systemd/system.conf
 mount -t proc none /proc
 mount --bind /proc/sys /proc/sys
 mount -o remount,bind,ro /proc/sys
 mount -t cgroup2 none /sys/fs/cgroup
 mount -o remount,bind,ro /
 exec env -i PATH=/usr/bin:/bin container=fathom-test SYSTEMD_UNIT_PATH=/etc/systemd/system:/run/units \
-    /lib/systemd/systemd --unit=multi-user.target --show-status=no --default-standard-output=tty
+    /lib/systemd/systemd --unit=multi-user.target --show-status=no
 """
 
 # Holds every thread of a process but its first, the event loop's, until the process is killed.
@@ -134,7 +135,8 @@ class Machine:
         for status in pathlib.Path("/proc").glob("[0-9]*/status"):
             with contextlib.suppress(OSError):
                 text = status.read_text()
-                if text.startswith("Name:\tfathom\n") and re.search(rf"^NSpid:.*\t{inside}$", text, re.M):
+                is_here = re.search(rf"^NSpid:.*\t{inside}$", text, re.M)
+                if text.startswith("Name:\tfathom\n") and is_here:
                     return int(status.parent.name), text
         raise AssertionError(f"no process {inside}")
 
