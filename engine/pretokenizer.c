@@ -154,8 +154,8 @@ static int add_split(struct pretokenizer *pretokenizer, const json_t *descriptio
 }
 
 /* One step that is not a Sequence. */
-static int add_step(struct pretokenizer *pretokenizer, const json_t *description,
-                    struct error *error) {
+static int add_step(void *context, const json_t *description, struct error *error) {
+    struct pretokenizer *pretokenizer = context;
     const char *type = json_type_name(description);
     if (pretokenizer->byte_level) {
         return error_set(error, FATHOM_UNSUPPORTED, "'%.40s' after ByteLevel is not supported",
@@ -168,24 +168,11 @@ static int add_step(struct pretokenizer *pretokenizer, const json_t *description
                      type);
 }
 
-static int add_steps(struct pretokenizer *pretokenizer, const json_t *description,
-                     struct error *error) {
-    if (strcmp(json_type_name(description), "Sequence") != 0) {
-        return add_step(pretokenizer, description, error);
-    }
-    const json_t *steps = json_object_get(description, "pretokenizers");
-    int result = 0;
-    for (size_t i = 0; i < json_array_size(steps) && result == 0; i++) {
-        result = add_step(pretokenizer, json_array_get(steps, i), error);
-    }
-    return result;
-}
-
 int pretokenizer_create(const json_t *description, struct pretokenizer **pretokenizer,
                         struct error *error) {
     struct pretokenizer *created = calloc(1, sizeof *created);
     if (!created) return error_set(error, FATHOM_NO_MEMORY, "no memory for the pre-tokenizer");
-    int result = add_steps(created, description, error);
+    int result = json_read_steps(description, "pretokenizers", add_step, created, error);
     if (result == 0 && !created->byte_level) {
         result = error_set(error, FATHOM_UNSUPPORTED,
                            "a pre_tokenizer without ByteLevel is not supported");

@@ -67,21 +67,6 @@ int tokenizer_load(const char *folder, struct tokenizer **tokenizer, struct erro
     return 0;
 }
 
-int json_read_flag(const json_t *object, const char *key, bool absent, bool *value,
-                   struct error *error) {
-    const json_t *member = json_object_get(object, key);
-    if (member && !json_is_boolean(member) && !json_is_null(member)) {
-        return error_set(error, FATHOM_INVALID, "'%s' is not true or false", key);
-    }
-    *value = json_is_boolean(member) ? json_is_true(member) : absent;
-    return 0;
-}
-
-const char *json_type_name(const json_t *object) {
-    const char *type = json_string_value(json_object_get(object, "type"));
-    return type ? type : "";
-}
-
 /* ---- Byte-level names: bytes written as characters (GPT-2's bytes_to_unicode) ---------------- */
 
 #define BYTE_CHARACTERS 324 /* 256 + the 68 bytes that do not stand for themselves */
@@ -527,26 +512,12 @@ static int load_template(struct tokenizer *tokenizer, const json_t *processor,
                      "the token of TemplateProcessing is not in the vocabulary");
 }
 
-static int load_processor(struct tokenizer *tokenizer, const json_t *processor,
-                          struct error *error) {
+static int load_processor(void *tokenizer, const json_t *processor, struct error *error) {
     const char *type = json_type_name(processor);
     if (!processor || json_is_null(processor) || strcmp(type, "ByteLevel") == 0) return 0;
     if (strcmp(type, "TemplateProcessing") == 0) return load_template(tokenizer, processor, error);
     return error_set(error, FATHOM_UNSUPPORTED, "post_processor type '%.40s' is not supported",
                      type);
-}
-
-static int load_processors(struct tokenizer *tokenizer, const json_t *processor,
-                           struct error *error) {
-    if (strcmp(json_type_name(processor), "Sequence") != 0) {
-        return load_processor(tokenizer, processor, error);
-    }
-    const json_t *steps = json_object_get(processor, "processors");
-    int result = 0;
-    for (size_t i = 0; i < json_array_size(steps) && result == 0; i++) {
-        result = load_processor(tokenizer, json_array_get(steps, i), error);
-    }
-    return result;
 }
 
 /* A prefix or suffix that BPE would add to parts of words: byte-level tokenizers have none. */
@@ -640,5 +611,6 @@ static int load_tokenizer(struct tokenizer *tokenizer, const json_t *json, const
     result = load_model(&loading, json);
     free(loading.names);
     if (result != 0) return result;
-    return load_processors(tokenizer, json_object_get(json, "post_processor"), error);
+    return json_read_steps(json_object_get(json, "post_processor"), "processors", load_processor,
+                           tokenizer, error);
 }

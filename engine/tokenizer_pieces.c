@@ -54,21 +54,16 @@ static int refuse(const char *what, const json_t *step, struct error *error) {
                      json_type_name(step));
 }
 
-typedef int read_step(struct piece_rules *rules, const json_t *step, struct error *error);
-
-static int read_steps(struct piece_rules *rules, const json_t *json, const char *key,
-                      read_step *read, struct error *error) {
-    if (!json || json_is_null(json)) return 0;
-    if (strcmp(json_type_name(json), "Sequence") != 0) return read(rules, json, error);
-    const json_t *steps = json_object_get(json, key);
-    int result = 0;
-    for (size_t i = 0; i < json_array_size(steps) && result == 0; i++) {
-        result = read(rules, json_array_get(steps, i), error);
-    }
-    return result;
+/* All parts are optional. */
+static int read_part(struct piece_rules *rules, const json_t *json, const char *part,
+                     const char *steps, json_step_reader *read, struct error *error) {
+    const json_t *found = json_object_get(json, part);
+    if (!found || json_is_null(found)) return 0;
+    return json_read_steps(found, steps, read, rules, error);
 }
 
-static int read_normalizer(struct piece_rules *rules, const json_t *step, struct error *error) {
+static int read_normalizer(void *context, const json_t *step, struct error *error) {
+    struct piece_rules *rules = context;
     const char *type = json_type_name(step);
     if (strcmp(type, "Prepend") == 0 && is_string(step, "prepend", SPACE_MARK) &&
         !rules->prepends) {
@@ -106,7 +101,8 @@ static int read_metaspace(struct piece_rules *rules, const json_t *step, struct 
     return 0;
 }
 
-static int read_pretokenizer(struct piece_rules *rules, const json_t *step, struct error *error) {
+static int read_pretokenizer(void *context, const json_t *step, struct error *error) {
+    struct piece_rules *rules = context;
     const char *type = json_type_name(step);
     if (strcmp(type, "Metaspace") == 0) return read_metaspace(rules, step, error);
     /* At a space, when the normalizer has left none: never. */
@@ -117,7 +113,8 @@ static int read_pretokenizer(struct piece_rules *rules, const json_t *step, stru
     return refuse("pre_tokenizer", step, error);
 }
 
-static int read_decoder(struct piece_rules *rules, const json_t *step, struct error *error) {
+static int read_decoder(void *context, const json_t *step, struct error *error) {
+    struct piece_rules *rules = context;
     const char *type = json_type_name(step);
     if (strcmp(type, "ByteFallback") == 0) {
         rules->decodes_bytes = true;
@@ -138,15 +135,12 @@ static int read_decoder(struct piece_rules *rules, const json_t *step, struct er
 }
 
 int piece_rules_read(struct piece_rules *rules, const json_t *json, struct error *error) {
-    int result = read_steps(rules, json_object_get(json, "normalizer"), "normalizers",
-                            read_normalizer, error);
+    int result = read_part(rules, json, "normalizer", "normalizers", read_normalizer, error);
     if (result == 0) {
-        result = read_steps(rules, json_object_get(json, "pre_tokenizer"), "pretokenizers",
-                            read_pretokenizer, error);
+        result = read_part(rules, json, "pre_tokenizer", "pretokenizers", read_pretokenizer, error);
     }
     if (result == 0) {
-        result =
-            read_steps(rules, json_object_get(json, "decoder"), "decoders", read_decoder, error);
+        result = read_part(rules, json, "decoder", "decoders", read_decoder, error);
     }
     if (result != 0) return result;
     if (rules->marks_spaces && rules->decodes_spaces && rules->decodes_bytes) return 0;

@@ -214,11 +214,20 @@ int tokenizer_load_config(struct tokenizer *tokenizer, const char *folder, struc
 /* The JSON object in folder/name; the caller json_decref's it. */
 int tokenizer_load_json(const char *folder, const char *name, json_t **json, struct error *error);
 
+/* ---- JSON (tokenizer_json.c) ----------------------------------------------------------------- */
+
 /* Reads an optional boolean member; another type is FATHOM_INVALID. */
 int json_read_flag(const json_t *object, const char *key, bool absent, bool *value,
                    struct error *error);
 
-/* The string member "type", or "" if there is none. */
+/* The string member "type", or "" if there is none; of anything, NULL too. */
 const char *json_type_name(const json_t *object);
+
+/* Reads one step of a part of a tokenizer.json into `context`. */
+typedef int json_step_reader(void *context, const json_t *step, struct error *error);
+
+/* Has every step of a part read in order: those in `key` of a Sequence, else the part itself. */
+int json_read_steps(const json_t *part, const char *key, json_step_reader *read, void *context,
+                    struct error *error);
 
 #endif
