@@ -5,9 +5,11 @@
  * sequence, a tier's name or a request; rows, tables of block numbers and thresholds are all there
  * is.
  *
- * Order and time. Operations are issued by one thread (the engine thread) and take effect in the
- * order of issue. They may return before they are done; `read` waits for everything issued before
- * it. None of them allocates or fails: whatever can fail is a `create`.
+ * Order and time. A device is used by one thread at a time: the one that loads the model, then the
+ * engine thread. Operations take effect in the order of issue. They may return before they are
+ * done; `read` waits for everything issued before it. The struct of an operation is read when it is
+ * issued, what it points to must stay until it is done. None of them allocates or fails: whatever
+ * can fail is a `create`.
  *
  * Determinism. The result for a row is a function of that row's inputs alone: it does not depend on
  * the number of rows, on their order, on whether rows were gathered, or on the number of threads.
@@ -30,7 +32,7 @@ enum dtype { DTYPE_F32, DTYPE_BF16, DTYPE_F16, DTYPE_INT8 };
 #define DTYPE_COUNT 4
 #define INT8_GROUP  64
 
-/* Bytes of one element. */
+/* Bytes of one element, the scales of INT8 apart. */
 static inline size_t dtype_size(enum dtype type) {
     return type == DTYPE_F32 ? 4 : type == DTYPE_INT8 ? 1 : 2;
 }
@@ -312,10 +314,10 @@ struct device;
 /* One backend. Operations take rows from `step->rows` or from the list they are given. */
 struct kernels {
     const char *name; /* "cpu", "cuda" */
-    void (*close)(struct device *device);
+    void (*close)(struct device *device); /* after all that was made on it is destroyed */
 
-    /* Memory. `create` returns NULL and fills error. write/read copy `size` bytes at byte
-     * `offset`. */
+    /* Memory. `create` returns NULL and fills error: FATHOM_NO_MEMORY. write/read copy `size` bytes
+     * at byte `offset`, inside the buffer; `data` may be used again when they return. */
     struct buffer *(*buffer_create)(struct device *, size_t bytes, struct error *);
     void (*buffer_destroy)(struct device *, struct buffer *); /* NULL is allowed */
     size_t (*buffer_bytes)(const struct buffer *);
@@ -351,7 +353,8 @@ struct kernels {
      * a CPU, and is to f16 elsewhere (infinite beyond 65504); a weight beyond 65504 is refused.
      * With INT8 both factors become codes times a scale per group, sums within a group are exact
      * integers, and groups are added in ascending order: the same bits on every instruction set
-     * and device. `data` may be freed after. */
+     * and device. `data` may be freed after. NULL: FATHOM_INVALID for a shape or a weight,
+     * FATHOM_UNSUPPORTED for a type that the device does not have, FATHOM_NO_MEMORY. */
     struct matrix *(*matrix_create)(struct device *, const void *data, enum dtype type, size_t out,
                                     size_t in, enum dtype weights, struct error *);
     void (*matrix_destroy)(struct device *, struct matrix *); /* NULL is allowed */
@@ -421,7 +424,9 @@ struct device_options {
 /* Opens a device; close it with device->kernels->close. "auto" is the first CUDA device where the
  * backend, its driver and a device are there, else the CPU. The CUDA backend is a library of its
  * own, libfathom_cuda.so, looked for beside the program and where the system looks; the
- * environment's FATHOM_CUDA_LIBRARY names another file. */
+ * environment's FATHOM_CUDA_LIBRARY names another file. FATHOM_INVALID: the name is none, or a
+ * number is out of its range. FATHOM_UNSUPPORTED: this machine or build has no such device or
+ * instruction set; the error says what there is. Any thread. */
 int device_open(const struct device_options *options, struct device **device, struct error *error);
 
 /* The type in which the device multiplies fastest by weights that a file has as `type`, without
