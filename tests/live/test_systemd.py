@@ -50,7 +50,6 @@ for folder in /usr/local /etc/systemd /var/cache /var/lib/systemd /var/tmp /tmp;
     mount -t tmpfs -o mode=755 none $folder
 done
 mkdir -p /usr/local/bin /usr/local/share /etc/systemd/system
-printf '[Manager]\nDefaultStandardOutput=tty\n' >/etc/systemd/system.conf
 mount -t proc none /proc
 mount --bind /proc/sys /proc/sys
 mount -o remount,bind,ro /proc/sys
