@@ -147,7 +147,8 @@ static void step_create(struct bench_step *step) {
     step->decisions = (struct decisions){
         buffer_of(SUBLAYERS * ROWS_MAX * sizeof(float), NULL),
         buffer_of(SUBLAYERS * ROWS_MAX, NULL),
-        {buffer_of(ROWS_MAX * sizeof(int32_t), NULL), buffer_of(sizeof(int32_t), NULL), ROWS_MAX},
+        {buffer_of(ROWS_MAX * sizeof(int32_t), NULL), buffer_of(sizeof(int32_t), NULL), ROWS_MAX,
+         false},
         ROWS_MAX,
         buffer_of(SUBLAYERS * sizeof(float), NULL),
         SUBLAYERS};
