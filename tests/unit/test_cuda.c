@@ -651,13 +651,15 @@ static void costs_are_those_of_the_device(void **state) {
     must(model_measure_cost(run.model, &error), &error);
     emulation.set_clock(NULL);
     const struct cost_model *cost = model_get_cost(run.model);
-    assert_in_range(cost->count, 3, 4);
-    for (size_t i = 0; i < cost->count; i++) {
+    assert_in_range(cost->count, 2, 4); /* a slow machine takes fewer points, wider apart */
+    size_t factor = cost->points[1].rows;
+    assert_true(factor == 2 || factor == 4);
+    for (size_t i = 0, rows = 1; i < cost->count; i++, rows *= factor) {
         const struct cost_point *point = &cost->points[i];
         double blocks = (double)cost->blocks;
         double step = counted_ns(&emulation, &run, point->rows, (size_t)none, false);
         double full = counted_ns(&emulation, &run, point->rows, 0, false);
-        assert_int_equal(point->rows, (size_t)1 << i);
+        assert_int_equal(point->rows, rows);
         assert_true(fabs(point->step_ns - step) < 1);
         assert_true(fabs(blocks * (point->attn_ns + point->mlp_ns) - (full - step)) < 1);
         assert_true(point->head_ns >= (double)(run.model->config.vocab * run.model->config.hidden));
