@@ -15,14 +15,14 @@
 #include <sys/resource.h>
 #include <time.h>
 
-#define MS              UINT64_C(1000000)
+/* Of what the shots take, which is not all: a device may have to record steps first. */
 #define ROUNDS_MAX      6
-#define ROUNDS_NS       (280 * MS) /* no round that would end after that, but the first */
+#define ROUNDS_NS       280e6 /* no round that would end after that, but the first */
 #define POINTS_MIN      3
-#define POINTS_WANT     6          /* up to here no point that would end after */
-#define POINTS_NS       (220 * MS)
-#define POINT_MAX_NS    (15 * MS)  /* and beyond, while a point takes less than this */
-#define SLOW_POINT_NS   (15 * MS)  /* from here on points are wider apart */
+#define POINTS_WANT     6     /* up to here no point that would end after */
+#define POINTS_NS       220e6
+#define POINT_MAX_NS    15e6  /* and beyond, while a point takes less than this */
+#define SLOW_POINT_NS   15e6  /* from here on points are wider apart */
 #define ATTENDED_BLOCKS ((size_t)64) /* of positions before the rows of the far shot */
 #define RECORDING_STEPS 2 /* of a shape, before a device that records steps runs the record */
 
@@ -164,11 +164,17 @@ static void take_shot(struct probe *probe, struct shot *shot) {
     if (shot->ns == 0 || ns < shot->ns) shot->ns = ns;
 }
 
+static double sum_shots(const struct shot *shots, size_t count) {
+    double ns = 0;
+    for (size_t i = 0; i < count; i++) ns += shots[i].ns;
+    return ns;
+}
+
 /* The first round: points at `factor` times the rows each, while they are quick. Where nothing is
  * skipped, a step is always the whole. Returns how many. */
 static size_t take_points(struct probe *probe, struct shot *shots, bool skips, size_t *factor) {
     size_t count = 0;
-    uint64_t start = time_now_ns(), before = start;
+    double all = 0;
     *factor = 2;
     for (size_t rows = 1; rows <= probe->max_rows && count < COST_POINTS_MAX; rows *= *factor) {
         struct shot *point = shots + POINT_SHOTS * count++;
@@ -178,11 +184,11 @@ static size_t take_points(struct probe *probe, struct shot *shots, bool skips, s
         point[SHOT_ATTN] = (struct shot){.rows = parts, .stride = 1, .attn = true};
         point[SHOT_MLP] = (struct shot){.rows = parts, .stride = 1, .mlp = true};
         for (size_t i = 0; i < POINT_SHOTS; i++) take_shot(probe, &point[i]);
-        uint64_t now = time_now_ns(), taken = now - before;
-        before = now;
-        if (count == 1 && taken > SLOW_POINT_NS) *factor = 4;
+        double taken = sum_shots(point, POINT_SHOTS);
+        all += taken;
+        if (count == 1 && taken > SLOW_POINT_NS && probe->max_rows >= 16) *factor = 4;
         if (count < POINTS_MIN) continue;
-        if (now - start + *factor * taken > POINTS_NS) break;
+        if (all + (double)*factor * taken > POINTS_NS) break;
         if (count >= POINTS_WANT && taken > POINT_MAX_NS) break;
     }
     return count;
@@ -228,7 +234,6 @@ static void measure(struct probe *probe) {
     struct cost_model *cost = &probe->model->cost;
     struct shot shots[SHOTS_MAX];
     bool skips = residual_skips(probe->model->residual);
-    uint64_t start = time_now_ns();
     choose_sublayers(probe, TIER_NOTHING, false, false);
     take_shot(probe, &(struct shot){.rows = 1, .stride = 1, .logits = 1, .attn = 1, .mlp = 1});
     size_t factor, points = take_points(probe, shots, skips, &factor), count = POINT_SHOTS * points;
@@ -245,8 +250,8 @@ static void measure(struct probe *probe) {
     take_shot(probe, packed);
     take_shot(probe, far);
 
-    uint64_t taken = time_now_ns() - start;
-    for (size_t round = 1; round < ROUNDS_MAX && (round + 1) * taken <= ROUNDS_NS; round++) {
+    double taken = sum_shots(shots, count);
+    for (int round = 1; round < ROUNDS_MAX && (round + 1) * taken <= ROUNDS_NS; round++) {
         for (size_t i = 0; i < count; i++) take_shot(probe, &shots[i]);
     }
     for (size_t i = 0; i < points; i++) fit_point(cost, shots + POINT_SHOTS * i, skips);
