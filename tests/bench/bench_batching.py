@@ -12,6 +12,7 @@ Medians over rounds, quartiles in brackets; gains compare cells of the same roun
 import argparse
 import collections
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -187,12 +188,20 @@ def shares(per_tier):
 
 # ---- Plot ---------------------------------------------------------------------------------------
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 420, 260, 60, 44, 34
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 480, 270, 60, 54, 34
+
+
+def round_up(value):
+    """The next of 1, 2, 4 or 8 times a power of ten: its quarters are round."""
+    power = 10 ** math.floor(math.log10(value))
+    return next(n * power for n in (1, 2, 4, 8, 10) if n * power >= value)
+
 
 
 def bar_panel(title, groups, x, y):
     """groups: {label: [(value, ideal or None, low, high, color)]}."""
-    top = max(max(v, ideal or 0, high) for bars in groups.values() for v, ideal, _, high, _ in bars)
+    highest = (max(v, ideal or 0, high) for bars in groups.values() for v, ideal, _, high, _ in bars)
+    top = round_up(max(highest))
     yield f'<g transform="translate({x},{y})"><text x="{LEFT}" y="18" class="title">{title}</text>'
     plot_height, plot_width = HEIGHT - TOP - BOTTOM, WIDTH - LEFT - 12
     for tick in range(5):
@@ -216,8 +225,9 @@ def bar_panel(title, groups, x, y):
             yield f'<path class="range" d="M{middle:.1f} {up(low):.1f}V{up(high):.1f}"/>'
             if ideal:
                 yield f'<path class="ideal" d="M{left:.1f} {up(ideal):.1f}h{width * 0.9:.1f}"/>'
-        yield (f'<text x="{LEFT + step * (i + 0.5):.1f}" y="{HEIGHT - BOTTOM + 16}" '
-               f'text-anchor="middle">{label}</text>')  # fmt: skip
+        for line, text in enumerate(label.split("\n")):
+            yield (f'<text x="{LEFT + step * (i + 0.5):.1f}" y="{HEIGHT - BOTTOM + 16 + 14 * line}" '
+                   f'text-anchor="middle">{text}</text>')  # fmt: skip
     yield "</g>"
 
 
@@ -242,16 +252,16 @@ def plot(cells):
                 key = (model, kinds[0], "time", n, tier)
                 if key in cells.rounds:
                     groups[f"{n} client{'s' * (n > 1)}"].append(bar(cells, key))
-        panels.append((f"{model}: output tokens/s, {kinds[0]}, by predicted time", groups))
+        panels.append((f"{model}: output tokens/s, {kinds[0]}", groups))
         groups = collections.defaultdict(list)
         for lengths in kinds:
             for arm, name in ARMS.items():
                 for tier in COLORS:
                     key = (model, lengths, arm, 32, tier)
                     if key in cells.rounds:
-                        label = f"{name.split()[-1]}, {lengths.split()[0]}"
+                        label = f"{name.split()[-1]},\n{lengths.split()[0]}"
                         groups[label].append(bar(cells, key))
-        panels.append((f"{model}: 32 clients, by scheduler and lengths", groups))
+        panels.append((f"{model}: 32 clients", groups))
     panels = [(title, groups) for title, groups in panels if groups and all(groups.values())]
     height = HEIGHT * ((len(panels) + 1) // 2) + 40
     yield (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * WIDTH} {height}" '
