@@ -3,6 +3,7 @@
 #include "engine/cost_cache.h"
 
 #include "golden.h"
+#include "test_device.h"
 
 #include <dirent.h>
 #include <math.h>
@@ -74,7 +75,8 @@ static void test_measured(void **state) {
     for (size_t i = 0; i < 2; i++) {
         char folder[512];
         snprintf(folder, sizeof folder, "%s%s", GOLDEN_FOLDER, names[i]);
-        struct model_options options = {.device = "cpu", .threads = 1, .max_step_rows = 64};
+        struct model_options options = {
+            .device = test_device(), .threads = 1, .max_step_rows = 64};
         struct model *model = golden_model(folder, &options);
         struct error error = {0};
         assert_int_equal(model_get_cost(model)->count, 0);
