@@ -93,7 +93,7 @@ def fewer(arguments):
     """Less of the same: enough to see that it works."""
     return arguments + {"bench": ["-n", "6", "--lag-limit", "60000"],
                         "eval": ["--max-tokens", "600"],
-                        "calibrate": ["--max-tokens", "600"]}[arguments[0]]
+                        "calibrate": ["--max-tokens", "600", "--measure-tokens", "600"]}[arguments[0]]
 
 
 @pytest.mark.parametrize("line", COMMANDS, ids=[line.split(" ")[0] for line in COMMANDS])
