@@ -146,6 +146,8 @@ class Builder:
 
 @pytest.fixture(scope="module")
 def builder(tmp_path_factory):
+    if not os.environ.get("FATHOM_TEST_IMAGE"):
+        pytest.skip("building the image takes four minutes: FATHOM_TEST_IMAGE=1 does it")
     if os.geteuid() != 0:
         pytest.skip("buildah without root needs user namespaces that a machine may forbid")
     folder = tmp_path_factory.mktemp("images")
