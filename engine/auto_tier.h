@@ -9,7 +9,7 @@ struct auto_load {
     size_t unfinished, max_sequences; /* requests here; those that can run at once */
     size_t max_step_rows;
     double step_target;     /* seconds; 0: none */
-    double prefill_share;   /* of a step's time that prefill may take even beyond the target */
+    double prefill_share;   /* struct scheduler_limits */
     size_t pending_tokens;  /* of their prompts, not yet computed */
     size_t prompt_tokens;   /* of the request that asks */
     double seconds_per_end; /* recent time between two ends */

@@ -37,7 +37,7 @@ struct scheduler_limits {
                           group only */
     const struct cost_model *cost; /* NULL: steps are bounded by rows alone */
     double step_target_ns;         /* of a step with decode rows; 0: none */
-    double prefill_share; /* of a step's time that prefill may take even beyond the target: 0..1 */
+    double prefill_share; /* of a step's time that prefill may take beyond the target too: [0, 1) */
 };
 
 /* A sequence's rows in a step: first_row .. first_row + rows - 1, ascending in position. */
