@@ -13,8 +13,10 @@ struct auto_load {
     size_t pending_tokens;  /* of their prompts, not yet computed */
     size_t prompt_tokens;   /* of the request that asks */
     double seconds_per_end; /* recent time between two ends */
-    double mean_work;       /* share of all sub-layers that recent rows ran */
-    double slowness;        /* recent steps took that many times what the model says */
+    double tokens_per_end;  /* prompt and generated, of those who ended of late; 0: not known */
+    double arrivals_per_second;
+    double mean_work; /* share of all sub-layers that recent rows ran */
+    double slowness;  /* recent steps took that many times what the model says */
 };
 
 void auto_tier_choose(const struct cost_model *cost, const struct model_info *info,

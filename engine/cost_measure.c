@@ -19,11 +19,12 @@
 #define ROUNDS_MAX      6
 #define ROUNDS_NS       280e6 /* no round that would end after that, but the first */
 #define POINTS_MIN      3
-#define POINTS_WANT     6     /* up to here no point that would end after */
+#define POINTS_WANT     6 /* up to here no point that would end after */
 #define POINTS_NS       220e6
-#define POINT_MAX_NS    15e6  /* and beyond, while a point takes less than this */
-#define SLOW_POINT_NS   15e6  /* from here on points are wider apart */
-#define ATTENDED_BLOCKS ((size_t)64) /* of positions before the rows of the far shot */
+#define POINT_MAX_NS    15e6         /* and beyond, while a point takes less than this */
+#define SLOW_POINT_NS   15e6         /* from here on points are wider apart */
+#define FAR_ROWS        ((size_t)16) /* of the far shot, at most */
+#define ATTENDED_BLOCKS ((size_t)64) /* of positions before them */
 #define RECORDING_STEPS 2 /* of a shape, before a device that records steps runs the record */
 
 enum { TIER_CHOSEN = TIERS_MAX, TIER_NOTHING };
@@ -238,14 +239,18 @@ static void measure(struct probe *probe) {
     take_shot(probe, &(struct shot){.rows = 1, .stride = 1, .logits = 1, .attn = 1, .mlp = 1});
     size_t factor, points = take_points(probe, shots, skips, &factor), count = POINT_SHOTS * points;
 
-    /* 32 rows of which half run, and 16 rows far into a context: or as many as were timed. */
-    size_t whole = points > 6 ? 5 : points - 1, before = whole > 0 ? whole - 1 : 0;
+    /* 32 rows of which half run, and 16 rows far into a context: or as many as were timed. Rows of
+     * one sequence share the reading of its keys: by fewer rows, chunks of prompts would look twice
+     * as dear as they are. */
+    size_t whole = points > 6 ? 5 : points - 1, before = whole > 0 ? whole - 1 : 0, chunk = whole;
+    while (shots[POINT_SHOTS * chunk].rows > FAR_ROWS) chunk--;
     const struct shot *all_rows = shots + POINT_SHOTS * whole;
     const struct shot *few_rows = shots + POINT_SHOTS * before;
+    const struct shot *near = shots + POINT_SHOTS * chunk;
     struct shot *packed = &shots[count++], *far = &shots[count++];
-    size_t room = (probe->model->info.context - few_rows->rows) / KV_BLOCK_TOKENS;
+    size_t room = (probe->model->info.context - near->rows) / KV_BLOCK_TOKENS;
     *packed = (struct shot){.rows = skips ? all_rows->rows : 0, .stride = factor, .mlp = true};
-    *far = (struct shot){.rows = few_rows->rows, .stride = 1, .attn = true};
+    *far = (struct shot){.rows = near->rows, .stride = 1, .attn = true};
     far->first = KV_BLOCK_TOKENS * (room < ATTENDED_BLOCKS ? room : ATTENDED_BLOCKS);
     take_shot(probe, packed);
     take_shot(probe, far);
@@ -255,7 +260,7 @@ static void measure(struct probe *probe) {
         for (size_t i = 0; i < count; i++) take_shot(probe, &shots[i]);
     }
     for (size_t i = 0; i < points; i++) fit_point(cost, shots + POINT_SHOTS * i, skips);
-    cost->attended_ns = fit_attended(cost, far, &few_rows[skips ? SHOT_ATTN : SHOT_STEP]);
+    cost->attended_ns = fit_attended(cost, far, &near[skips ? SHOT_ATTN : SHOT_STEP]);
     cost->gather_factor = skips ? fit_gather(packed, all_rows, few_rows) : 1;
     cost->ridge = cost_find_ridge(cost);
 }

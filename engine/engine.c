@@ -250,15 +250,15 @@ size_t engine_get_steps(struct engine *engine, struct step_record *records, size
 
 void engine_choose_tier(struct engine *engine, const struct auto_options *options,
                         size_t prompt_tokens, struct auto_choice *choice) {
-    size_t unfinished, tokens;
     pthread_mutex_lock(&engine->stats_lock);
     struct auto_load load = engine->published_load;
     size_t computed = engine->computed_tokens;
     pthread_mutex_unlock(&engine->stats_lock);
     /* Counted where requests come in: a burst within one step is seen as it arrives. */
-    inbox_count(&engine->inbox, &unfinished, &tokens);
-    load.unfinished = unfinished;
-    load.pending_tokens = tokens > computed ? tokens - computed : 0;
+    struct inbox_count count = inbox_count(&engine->inbox, time_now_ns());
+    load.unfinished = count.accepted;
+    load.arrivals_per_second = count.arrivals_per_second;
+    load.pending_tokens = count.tokens > computed ? count.tokens - computed : 0;
     load.prompt_tokens = prompt_tokens;
     auto_tier_choose(&engine->cost, engine->info, &load, options, choice);
 }
@@ -314,6 +314,7 @@ static void publish_stats(struct engine *engine) {
         .step_target = scheduler->limits.step_target_ns / 1e9,
         .prefill_share = scheduler->limits.prefill_share,
         .seconds_per_end = engine->seconds_per_end,
+        .tokens_per_end = engine->tokens_per_end,
         .mean_work = engine->mean_work,
         .slowness = engine->slowness,
     };

@@ -421,8 +421,9 @@ struct auto_choice {
     double first_token, per_token; /* predicted, seconds */
 };
 
-/* The best tier with which, by prediction, both objectives are met at the load of this moment, but
- * none below the floor. Any thread; never waits for a step. */
+/* The best tier with which 99 of 100 requests should meet both objectives at the load of this moment
+ * and at the rate at which requests arrive, but none below the floor. Any thread; never waits for a
+ * step. */
 void engine_choose_tier(struct engine *engine, const struct auto_options *options,
                         size_t prompt_tokens, struct auto_choice *choice);
 

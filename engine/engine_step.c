@@ -49,15 +49,16 @@ static void measure_times(struct sequence *sequence, uint64_t now) {
     usage->decode_ns = now - first;
 }
 
-/* Time between two ends, of late: what a place in the queue takes to become free. */
-static void note_end(struct engine *engine, uint64_t now) {
+static void note_recent(double *mean, double value) {
+    *mean += *mean > 0 ? (value - *mean) / 16 : value;
+}
+
+/* Time between two ends, of late: what a place in the queue takes to become free. And how much
+ * there was to be done for one. */
+static void note_end(struct engine *engine, const struct sequence *sequence, uint64_t now) {
     uint64_t since = engine->ended_ns ? engine->ended_ns : engine->busy_ns;
-    double seconds = (double)(now - since) / 1e9;
-    if (engine->seconds_per_end > 0) {
-        engine->seconds_per_end += (seconds - engine->seconds_per_end) / 16;
-    } else {
-        engine->seconds_per_end = seconds;
-    }
+    note_recent(&engine->seconds_per_end, (double)(now - since) / 1e9);
+    note_recent(&engine->tokens_per_end, (double)sequence->length);
     engine->ended_ns = now;
 }
 
@@ -66,7 +67,7 @@ void engine_finish(struct engine *engine, struct sequence *sequence, enum finish
     measure_times(sequence, time_now_ns());
     if (reason == FINISH_CANCELLED) engine->stats.cancelled++;
     if (reason == FINISH_EXPIRED) engine->stats.expired++;
-    if (sequence->started_ns) note_end(engine, time_now_ns());
+    if (sequence->started_ns) note_end(engine, sequence, time_now_ns());
     inbox_retire(&engine->inbox, sequence); /* first: who takes the event may submit the id again */
     struct engine_event event = {
         .id = sequence->request.id,

@@ -35,6 +35,7 @@ struct engine {
     uint32_t *skips; /* [parts of a step, kv_groups] rows that took no place in the KV cache */
     uint64_t busy_ns, ended_ns; /* when it last woke; when a request last ended since, or 0 */
     double seconds_per_end;     /* recent time between two ends; 0: not known */
+    double tokens_per_end;      /* prompt and generated */
     uint64_t swept_ns;          /* when the queue was last looked through for expired requests */
     bool unannounced;           /* events were pushed since the consumer was last told */
 

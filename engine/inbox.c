@@ -1,6 +1,7 @@
 #include "engine/inbox.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,6 +42,11 @@ static struct sequence **find_link(struct inbox *inbox, uint64_t id) {
     return link;
 }
 
+static double recent_arrivals(const struct inbox *inbox, uint64_t now) {
+    double age = now > inbox->recent_ns ? (double)(now - inbox->recent_ns) / 1e9 : 0;
+    return inbox->recent * exp(-age / ARRIVAL_S);
+}
+
 static int accept_sequence(struct inbox *inbox, struct sequence *sequence, struct error *error) {
     struct sequence **link = find_link(inbox, sequence->request.id);
     if (*link) {
@@ -62,6 +68,8 @@ static int accept_sequence(struct inbox *inbox, struct sequence *sequence, struc
     inbox->tokens += prompt;
     if (!inbox->first) inbox->first_ns = time_now_ns();
     sequence->arrival = inbox->arrivals++;
+    inbox->recent = recent_arrivals(inbox, sequence->submitted_ns) + 1;
+    inbox->recent_ns = sequence->submitted_ns;
     *(inbox->last ? &inbox->last->inbox_next : &inbox->first) = sequence;
     inbox->last = sequence;
     inbox->accepted++;
@@ -87,11 +95,12 @@ void inbox_cancel(struct inbox *inbox, uint64_t id) {
     pthread_mutex_unlock(&inbox->lock);
 }
 
-void inbox_count(struct inbox *inbox, size_t *accepted, size_t *tokens) {
+struct inbox_count inbox_count(struct inbox *inbox, uint64_t now) {
     pthread_mutex_lock(&inbox->lock);
-    *accepted = inbox->accepted;
-    *tokens = inbox->tokens;
+    struct inbox_count count = {inbox->accepted, inbox->tokens,
+                                recent_arrivals(inbox, now) / ARRIVAL_S};
     pthread_mutex_unlock(&inbox->lock);
+    return count;
 }
 
 uint64_t inbox_waits_since(struct inbox *inbox) {

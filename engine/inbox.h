@@ -11,6 +11,8 @@
 
 #include <pthread.h>
 
+#define ARRIVAL_S 4.0 /* a hundred requests at 25 per second: a rate within 10 % */
+
 struct inbox {
     pthread_mutex_t lock;
     pthread_cond_t asked;
@@ -19,6 +21,8 @@ struct inbox {
     size_t accepted, limit;
     size_t tokens, token_limit; /* prompt tokens of those accepted */
     uint64_t arrivals;
+    double recent; /* arrivals, each counting e^(-age / ARRIVAL_S), as of recent_ns */
+    uint64_t recent_ns;
     struct sequence *first, *last; /* accepted, not yet collected: in order of arrival */
     uint64_t first_ns;             /* when the first of these came */
     bool cancel, stop;             /* some sequence was cancelled; the engine must stop */
@@ -36,8 +40,13 @@ int inbox_submit(struct inbox *inbox, struct sequence *sequence, struct error *e
 /* Any thread: marks the sequence as cancelled. An unknown id is ignored. */
 void inbox_cancel(struct inbox *inbox, uint64_t id);
 
-/* Any thread: requests and prompt tokens that are accepted and unfinished now. */
-void inbox_count(struct inbox *inbox, size_t *accepted, size_t *tokens);
+struct inbox_count {
+    size_t accepted, tokens;    /* requests that are unfinished, and tokens of their prompts */
+    double arrivals_per_second; /* over the last ARRIVAL_S seconds or so */
+};
+
+/* Any thread. */
+struct inbox_count inbox_count(struct inbox *inbox, uint64_t now);
 
 /* Any thread: time_now_ns() when the first came of those that are not collected yet; 0: all are. */
 uint64_t inbox_waits_since(struct inbox *inbox);

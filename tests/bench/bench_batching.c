@@ -12,6 +12,7 @@
  * bench_batching.py runs them all, and makes a table and a plot. A checkpoint without tiers gets
  * them first, calibrated on random tokens. Every run does the same work: prompts and lengths come
  * from a fixed seed, end-of-text is ignored. */
+#include "engine/cost.h"
 #include "engine_load.h"
 
 #include <math.h>
@@ -20,7 +21,8 @@
 #include <string.h>
 
 #define MS           1e3
-#define DECODERS     8 /* clients that decode while a long prompt comes */
+#define DECODERS     8  /* clients that decode while a long prompt comes */
+#define LEAST_CHUNK  16 /* rows of a prompt that a step has room for in any case */
 #define CROWD        64 /* requests at once whose steps are predicted */
 #define LIST_MAX     8
 #define STEP_RECORDS 65536
@@ -255,17 +257,18 @@ static void run_long_arm(const struct bench *bench, size_t target_ms, size_t chu
             submit(bench, engine, DECODERS, bench->prompt, 1);
         }
     }
+    /* The smallest chunk beside those who decode, at the prompt's end. */
     const struct cost_model *cost = model_get_cost(bench->model);
-    const struct cost_point *last_point = &cost->points[cost->count - 1];
-    double row_ns =
-        (last_point->step_ns + (double)cost->blocks * (last_point->attn_ns + last_point->mlp_ns)) /
-        (double)last_point->rows;
+    struct cost_load decode = {DECODERS, DECODERS, DECODERS, 0, DECODERS}, both = decode;
+    both.rows = both.attn_rows = both.mlp_rows = DECODERS + LEAST_CHUNK;
+    both.attended = (double)(LEAST_CHUNK * bench->prompt);
+    double chunk_ns = cost_predict(cost, &both) - cost_predict(cost, &decode);
     printf("{\"part\": \"long\", \"model\": \"%s\", \"round\": %zu, \"prompt\": %zu, "
            "\"target\": %zu, \"chunk\": %zu, \"prompt_seconds\": %.4g, \"gaps\": %zu, "
            "\"next_p50\": %.5g, \"next_p99\": %.5g, \"next_max\": %.5g, \"chunk_ms\": %.4g}\n",
            bench->info->name, round, bench->prompt, target_ms, chunk, first, count,
            MS * load_quantile(gaps, count, 0.5), MS * load_quantile(gaps, count, 0.99),
-           MS * load_quantile(gaps, count, 1), 16 * row_ns / 1e6);
+           MS * load_quantile(gaps, count, 1), chunk_ns / 1e6);
     fflush(stdout);
     free(gaps);
     engine_destroy(engine);

@@ -29,7 +29,7 @@ static const struct model_info info = {
 };
 enum { BALANCED, FULL, FAST, HIGH };
 
-static double slowness = 1, step_target = 0, prefill_share = 0;
+static double slowness = 1, step_target = 0, prefill_share = 0, arrivals = 0;
 
 static struct auto_choice choose(size_t unfinished, size_t pending, size_t previous, size_t floor) {
     struct auto_load load = {
@@ -41,6 +41,8 @@ static struct auto_choice choose(size_t unfinished, size_t pending, size_t previ
         .pending_tokens = pending,
         .prompt_tokens = 10,
         .seconds_per_end = 0.01,
+        .tokens_per_end = 10,
+        .arrivals_per_second = arrivals,
         .mean_work = 1,
         .slowness = slowness,
     };
@@ -141,11 +143,24 @@ static void test_a_step_target_makes_first_tokens_wait(void **state) {
     assert_true(tight.first_token > shared.first_token);
 }
 
+/* A row takes 1 ms at full depth, a request 10 rows: a hundred per second are all that can be done. */
+static void test_more_than_can_be_done_goes_lower_before_there_is_a_queue(void **state) {
+    (void)state;
+    arrivals = 90;
+    assert_int_equal(choose(15, 0, FULL, FAST).tier, FULL);
+    arrivals = 500;
+    struct auto_choice choice = choose(15, 0, FULL, FAST);
+    arrivals = 0;
+    assert_true(choice.tier != FULL);
+    assert_int_equal(choice.reason, AUTO_FIRST_TOKEN);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_at_rest_it_is_the_best),
         cmocka_unit_test(test_a_slow_machine_goes_lower),
         cmocka_unit_test(test_a_step_target_makes_first_tokens_wait),
+        cmocka_unit_test(test_more_than_can_be_done_goes_lower_before_there_is_a_queue),
         cmocka_unit_test(test_load_takes_it_down_step_by_step),
         cmocka_unit_test(test_the_floor_holds),
         cmocka_unit_test(test_it_does_not_flap),
