@@ -76,7 +76,7 @@ static void print_cost(const struct model *model) {
     printf("  %s\n", model_get_cost_note(model));
 }
 
-static int print_json(const struct model_info *info) {
+static json_t *json_tiers(const struct model_info *info) {
     json_t *tiers = json_array();
     for (size_t i = 0; i < info->tier_count; i++) {
         const struct tier_info *tier = &info->tiers[i];
@@ -90,6 +90,28 @@ static int print_json(const struct model_info *info) {
         }
         json_array_append_new(tiers, entry);
     }
+    return tiers;
+}
+
+/* What print_cost prints; ridge_rows is null where a skip pays only when no row runs. */
+static json_t *json_cost(const struct model *model) {
+    const struct cost_model *cost = model_get_cost(model);
+    json_t *points = json_array();
+    for (size_t i = 0; i < cost->count; i++) {
+        const struct cost_point *point = &cost->points[i];
+        json_array_append_new(
+            points, json_pack("{s:I, s:f, s:f, s:f, s:f}", "rows", (json_int_t)point->rows,
+                              "step_us", point->step_ns / 1e3, "attn_us", point->attn_ns / 1e3,
+                              "mlp_us", point->mlp_ns / 1e3, "head_us", point->head_ns / 1e3));
+    }
+    return json_pack("{s:o, s:f, s:f, s:o, s:s}", "points", points, "attended_ns",
+                     cost->attended_ns, "gather_factor", cost->gather_factor, "ridge_rows",
+                     cost->ridge ? json_integer((json_int_t)cost->ridge) : json_null(), "note",
+                     model_get_cost_note(model));
+}
+
+static int print_json(const struct model *model, bool with_cost) {
+    const struct model_info *info = model_get_info(model);
     json_t *root = json_pack(
         "{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:s, s:s, s:I, s:I, "
         "s:I, s:f, s:s, s:o}",
@@ -104,7 +126,8 @@ static int print_json(const struct model_info *info) {
         "kv_bytes_per_token",
         (json_int_t)(model_kv_bytes(info, info->kv_block_tokens) / info->kv_block_tokens),
         "flops_per_token_full", full_flops(info), "default_tier",
-        info->tiers[info->default_tier].name, "tiers", tiers);
+        info->tiers[info->default_tier].name, "tiers", json_tiers(info));
+    if (root && with_cost) json_object_set_new(root, "cost", json_cost(model));
     int result = root ? json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) : -1;
     printf("\n");
     json_decref(root);
@@ -140,15 +163,14 @@ int cmd_inspect(int argc, char **argv) {
     if (command_load_model(path, &model_flags, &model, &error) != 0) {
         return command_fail("inspect", &error, EXIT_FAILED);
     }
-    int result = 0;
-    if (json)
-        result = print_json(model_get_info(model));
-    else
-        print_text(model_get_info(model));
-    if (cost && !json) {
-        result = model_measure_cost(model, &error);
-        if (result == 0) print_cost(model);
-        if (result != 0) command_fail("inspect", &error, EXIT_FAILED);
+    if (!json) print_text(model_get_info(model)); /* at once: measuring takes a while */
+    int result = cost ? model_measure_cost(model, &error) : 0;
+    if (result != 0) {
+        command_fail("inspect", &error, EXIT_FAILED);
+    } else if (json) {
+        result = print_json(model, cost);
+    } else if (cost) {
+        print_cost(model);
     }
     model_destroy(model);
     return result == 0 ? EXIT_OK : EXIT_FAILED;

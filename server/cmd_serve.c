@@ -28,9 +28,7 @@ static const struct serve_flags flags_default = {
     .tpot_slo_ms = 100,
     .settings =
         {
-            .engine = {.max_sequences = 256,
-                       .queue_limit = 1024,
-                       .queue_tokens = (size_t)4 << 20},
+            .engine = {.max_sequences = 256, .queue_limit = 1024, .queue_tokens = (size_t)4 << 20},
             .host = "127.0.0.1",
             .port = 8080,
             .limits = {.head_bytes = (size_t)32 << 10, .body_bytes = (size_t)16 << 20},
@@ -85,8 +83,8 @@ int cmd_serve(int argc, char **argv) {
         {"chat-format", 0, FLAG_TEXT, "F", "chatml, llama3, mistral, zephyr or plain (the model's)",
          &s->chat_format, 0, 0},
         {"ttft-slo-ms", 0, FLAG_REAL, "MS",
-         "quality auto: what a first token may take, 0 makes auto the default tier (1000)",
-         &values.ttft_slo_ms, 0, 1e9},
+         "quality auto: what a first token may take, 0 for no choice (1000)", &values.ttft_slo_ms,
+         0, 1e9},
         {"tpot-slo-ms", 0, FLAG_REAL, "MS", "quality auto: what each further token may take (100)",
          &values.tpot_slo_ms, 0, 1e9},
         {"auto-floor", 0, FLAG_TEXT, "TIER", "quality auto: the lowest tier it may choose (any)",
@@ -108,7 +106,7 @@ int cmd_serve(int argc, char **argv) {
          "prompt tokens of one request per step, 0 for any (0)", &s->engine.prefill_chunk, 0,
          1048576},
         {"step-target-ms", 0, FLAG_REAL, "MS",
-         "prefill makes no step with decoding requests longer, 0 for any (50, or 4 times theirs)",
+         "prefill beside decode keeps to it, 0 for any (50, or 4 decodes)",
          &values.step_target_ms, 0, 1e6},
         {"no-prefix-cache", 0, FLAG_SWITCH, NULL, "compute every prompt anew, whatever is known",
          &s->engine.no_prefix_cache, 0, 0},
@@ -154,9 +152,9 @@ int cmd_serve(int argc, char **argv) {
     const struct command command = {
         .name = "serve",
         .usage = "MODEL [flags]",
-        .summary = "Answers completions over HTTP. MODEL is a checkpoint folder or a GGUF file. "
-                   "Sizes take KiB, MiB, GiB.\n"
-                   "Every flag can be set in the environment: --kv-budget as FATHOM_KV_BUDGET.",
+        .summary = "Answers completions over HTTP. MODEL is a checkpoint folder or a GGUF file.\n"
+                   "Sizes take KiB, MiB, GiB. Every flag can be set in the environment: "
+                   "--kv-budget as FATHOM_KV_BUDGET.",
         .examples = "  fathom serve models/fathom-tiny --port 8080\n"
                     "  curl localhost:8080/v1/completions -H 'Content-Type: application/json' \\\n"
                     "       -d '{\"model\": \"fathom-tiny\", \"prompt\": \"Once upon a time\", "
