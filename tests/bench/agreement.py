@@ -7,8 +7,8 @@
 server that computes, on processors that it shares with them, they also measure what they take from
 it: processor_ms_per_token says how much that is (docs/measuring.md). Start it without a prefix
 cache: both send the same prompts. They take turns, each first every other time; printed are the
-medians of the rounds' means, and the ratio. guidellm's names differ: the inter_token_latency of a
-request is TPOT, and the mean over all tokens is ITL if each token comes in a chunk of its own.
+medians of the rounds' means, and of their ratios. guidellm's names differ: the inter_token_latency
+of a request is TPOT, and the mean over all tokens is ITL if each token comes in a chunk of its own.
 Its rates are means over moments of the run: here they are counted from its requests' times instead.
 Each of its processes makes its HTTP client within the first request's time: hence the warm-up.
 """
@@ -159,7 +159,8 @@ def write_prompts(path, count, sentences, tokens_out):
 
 
 def compare(binary, url, model, rounds, streams, requests, sentences, tokens_out):
-    """Figure -> (fathom bench's median, guidellm's median)."""
+    """Figure -> fathom bench's median, guidellm's, and that of the rounds' ratios: a server whose
+    speed drifts is more alike within a round."""
     sides = ([], [])
     warm_up = 2 * streams
     with tempfile.TemporaryDirectory() as scratch:
@@ -185,7 +186,8 @@ def compare(binary, url, model, rounds, streams, requests, sentences, tokens_out
     for name in FIGURES:
         for side, figures in zip(("fathom bench", "guidellm"), sides):
             print(f"{name} {side}:", *(f"{one[name]:.4g}" for one in figures), file=sys.stderr)
-    return {name: tuple(statistics.median(figures[name] for figures in side) for side in sides)
+    return {name: (*(statistics.median(figures[name] for figures in side) for side in sides),
+                   statistics.median(ours[name] / theirs[name] for ours, theirs in zip(*sides)))
             for name in FIGURES}
 
 
@@ -208,8 +210,8 @@ def main():
     found = compare(binary, given.url, given.model, given.rounds, given.streams, given.requests,
                     given.sentences, given.tokens_out)
     print(f"{'':24}{'fathom bench':>14}{'guidellm':>14}{'ratio':>8}")
-    for name, (ours, theirs) in found.items():
-        print(f"{name:24}{ours:14.3f}{theirs:14.3f}{ours / theirs:8.3f}")
+    for name, (ours, theirs, ratio) in found.items():
+        print(f"{name:24}{ours:14.3f}{theirs:14.3f}{ratio:8.3f}")
 
 
 if __name__ == "__main__":
