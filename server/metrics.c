@@ -292,6 +292,9 @@ static void page_process(struct page *page) {
                (double)server->connection_count);
     page_value(page, "fathom_ready", "gauge", "1 when requests are accepted.",
                server->lifecycle.phase == PHASE_READY);
+    page_value(page, "fathom_engine_stalled_seconds", "gauge",
+               "While work waits: since the engine last finished a step.",
+               server_stalled_s(server));
     name = "fathom_event_loop_lag_seconds";
     page_start(page, name, "histogram", "How late the event loop comes to what is due.");
     page_histogram(page, name, NULL, &server->metrics.loop_lag);

@@ -68,13 +68,16 @@ static void on_connection(uv_stream_t *listener, int status) {
     if (status == 0) connection_accept(server);
 }
 
-bool server_is_healthy(const struct server *server) {
+double server_stalled_s(const struct server *server) {
     struct engine_stats stats;
-    if (!server->engine) return true;
+    if (!server->engine) return 0;
     engine_get_stats(server->engine, &stats);
     uint64_t now_ns = time_now_ns(), moved_ns = stats.last_step_at_ns;
-    double still_s = now_ns > moved_ns ? (double)(now_ns - moved_ns) / 1e9 : 0;
-    return stats.idle || still_s < server->settings->stuck_timeout;
+    return !stats.idle && now_ns > moved_ns ? (double)(now_ns - moved_ns) / 1e9 : 0;
+}
+
+bool server_is_healthy(const struct server *server) {
+    return server_stalled_s(server) < server->settings->stuck_timeout;
 }
 
 uint64_t server_random(void) {

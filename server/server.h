@@ -77,7 +77,10 @@ void server_sweep_soon(struct server *server);
 /* 64 bits that no client can predict: request ids, seeds of requests without one. */
 uint64_t server_random(void);
 
-/* The engine finished a step within --stuck-timeout, or has nothing to do. */
+/* Seconds since the engine last finished a step, or woke, while it has something to do; else 0. */
+double server_stalled_s(const struct server *server);
+
+/* It is not stalled for --stuck-timeout. */
 bool server_is_healthy(const struct server *server);
 
 #endif

@@ -100,6 +100,8 @@ def test_health_while_a_step_takes_too_long(start_server):
         connection.settimeout(120)
         connection.sendall(completion(server, prompt=prompts, max_tokens=1))
         deadline = time.monotonic() + 60
+        while server.metric("fathom_engine_stalled_seconds") < 0.1:
+            assert time.monotonic() < deadline
         while (answer := server.get("/health")).status_code == 200:
             assert time.monotonic() < deadline
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_stuck")
@@ -109,6 +111,7 @@ def test_health_while_a_step_takes_too_long(start_server):
     assert server.get("/health").status_code == 200
     time.sleep(0.3)  # nothing to do for longer than the limit
     assert server.get("/health").status_code == 200
+    assert server.metric("fathom_engine_stalled_seconds") == 0
 
 
 def test_kill_and_restart_on_the_same_port(start_server):
