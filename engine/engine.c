@@ -116,7 +116,7 @@ static int create_parts(struct engine *engine, struct error *error) {
         if (result != 0) return result;
     }
     engine->stats.kv_blocks_total = blocks;
-    engine->stats.kv_bytes_budget = engine->options.kv_budget;
+    engine->stats.kv_bytes_budget = blocks * info->kv_block_bytes;
     engine->stats.idle = true;
     engine->mean_work = engine->slowness = 1;
     engine->published_load = (struct auto_load){

@@ -236,7 +236,7 @@ struct engine_options {
     bool host_draws;         /* tokens, even where the device could: the same ones, to compare */
     const struct cost_model *cost; /* copied; NULL: measured */
     size_t step_target_us; /* prefill does not make a step with decode rows longer; 0: no target */
-    double prefill_share; /* but may take so much of its time: [0, 1), 0: as the target has it */
+    double prefill_share;  /* but may take so much of its time: [0, 1), 0: as the target has it */
     /* Called from the engine thread when there are new events; must not block (uv_async_send is
      * meant). */
     void (*notify)(void *context);
@@ -335,7 +335,8 @@ struct engine_stats {
     size_t running, waiting;                /* sequences: one for each request */
     size_t kv_blocks_used, kv_blocks_total; /* held by sequences */
     size_t kv_blocks_cached;                /* held by none, kept to be found again */
-    size_t kv_bytes_used, kv_bytes_budget;
+    size_t kv_bytes_used;
+    size_t kv_bytes_budget;    /* of all blocks: at most what max_sequences whole contexts need */
     size_t kv_bytes_saved;     /* that running sequences would hold more if nothing were omitted */
     uint64_t prompt_tokens;    /* prompt rows executed, recomputed ones too */
     uint64_t generated_tokens; /* tokens drawn */

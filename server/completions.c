@@ -252,15 +252,20 @@ static void job_take_event(struct job_choice *choice, const struct engine_event 
 
 /* ---- Answers --------------------------------------------------------------------------------- */
 
+/* For the log line, of what failed or was left too. */
+static void job_count_tokens(struct completion_job *job, struct engine_usage *usage) {
+    completion_get_usage(job->completion, usage);
+    job->exchange->prompt_tokens = usage->prompt_tokens;
+    job->exchange->completion_tokens = usage->completion_tokens;
+}
+
 /* Counts what is known at the end of a request, for its log line and the metrics. */
 static void job_account(struct completion_job *job) {
     struct request_metrics *metrics = &job->server->metrics.tiers[job->request.tier];
     struct exchange *exchange = job->exchange;
     struct engine_usage usage;
     size_t choices = completion_choice_count(job->completion);
-    completion_get_usage(job->completion, &usage);
-    exchange->prompt_tokens = usage.prompt_tokens;
-    exchange->completion_tokens = usage.completion_tokens;
+    job_count_tokens(job, &usage);
     if (usage.completion_tokens > choices) {
         double steps = (double)(usage.completion_tokens - choices) / (double)choices;
         exchange->tpot_ms = (double)(job->last_token_ns - job->first_token_ns) / 1e6 / steps;
@@ -337,6 +342,8 @@ static void job_write(struct completion_job *job) {
 
 /* Ends the exchange with job->error, in the stream if that has begun; cancels what still runs. */
 static void job_fail(struct completion_job *job) {
+    struct engine_usage usage;
+    if (job->completion) job_count_tokens(job, &usage);
     struct exchange *exchange = job_detach(job);
     job_cancel(job);
     if (exchange->streams) {
@@ -359,6 +366,8 @@ static void job_cancel(struct completion_job *job) {
 /* The client left: in the queue, in prefill, while decoding, or while the pool still tokenizes. */
 static void job_abandon(void *context) {
     struct completion_job *job = context;
+    struct engine_usage usage;
+    if (job->completion) job_count_tokens(job, &usage);
     job->exchange = NULL;
     body_work_abandon(&job->work);
     if (!job->completion) return; /* job_begin will find nobody to answer */

@@ -24,6 +24,7 @@ static void exchange_log(const struct exchange *exchange) {
         .path = path.data,
         .path_length = path.length,
         .status = exchange->status,
+        .error = exchange->failure ? exchange->failure->message : NULL,
         .tier = exchange->tier,
         .prompt_tokens = exchange->prompt_tokens,
         .completion_tokens = exchange->completion_tokens,
@@ -38,8 +39,7 @@ static void exchange_log(const struct exchange *exchange) {
 static bool exchange_keeps_alive(const struct exchange *exchange) {
     const struct http_parser *parser = &exchange->connection->parser;
     return !exchange->connection->is_visitor && !exchange->connection->client_is_done &&
-           exchange->head->keep_alive &&
-           parser->message_complete && parser->status == 0 &&
+           exchange->head->keep_alive && parser->message_complete && parser->status == 0 &&
            exchange->server->lifecycle.phase <= PHASE_READY &&
            !(exchange->streams && exchange->head->minor_version == 0);
 }
@@ -166,6 +166,7 @@ void exchange_answer_json(struct exchange *exchange, struct text_buffer *body) {
 void exchange_answer_error(struct exchange *exchange, const struct api_error *error) {
     struct text_buffer body = {0};
     exchange->status = error->status;
+    exchange->failure = error;
     api_error_write(error, &body);
     struct http_response response = exchange_response(exchange);
     response.content_type = "application/json";
@@ -222,6 +223,7 @@ void exchange_end_stream(struct exchange *exchange) {
 
 void exchange_fail_stream(struct exchange *exchange, const struct api_error *error) {
     struct text_buffer out = {0};
+    exchange->failure = error;
     stream_write_error(error, &out);
     stream_write_done(&out);
     if (!out.failed) exchange_send(exchange, out.data, out.length);

@@ -49,6 +49,8 @@ struct exchange {
     struct text_buffer body;
     size_t body_written;
 
+    const struct api_error *failure; /* what the answer says, for the log line; NULL: it is whole */
+
     /* For the log line of a completion. */
     const char *tier; /* NULL: no completion; must live as long as the model */
     size_t prompt_tokens, completion_tokens;

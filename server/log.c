@@ -134,6 +134,10 @@ void log_request(struct log *log, const struct log_request *request) {
     line_append_quoted(&line, request->path, request->path_length);
     line_append_name(&line, log, "status");
     line_append(&line, "%d", request->status);
+    if (request->error) {
+        line_append_name(&line, log, "error");
+        line_append_quoted(&line, request->error, strlen(request->error));
+    }
     if (request->tier) {
         line_append_name(&line, log, "tier");
         line_append_quoted(&line, request->tier, strlen(request->tier));

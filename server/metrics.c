@@ -133,7 +133,7 @@ static void page_kv(struct page *page) {
     page_value(page, "fathom_kv_bytes_saved", "gauge",
                "KV bytes that running sequences do not need because tokens were omitted.",
                (double)stats->kv_bytes_saved);
-    page_value(page, "fathom_kv_bytes_budget", "gauge", "KV bytes that may be used.",
+    page_value(page, "fathom_kv_bytes_budget", "gauge", "KV bytes of all blocks.",
                (double)stats->kv_bytes_budget);
 }
 

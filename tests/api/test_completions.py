@@ -223,6 +223,31 @@ def test_waiting_too_long(start_server):
     assert server.metric("fathom_requests_expired_total") == len(expired)
 
 
+def test_a_stream_that_fails_says_why_in_the_log(start_server):
+    """Its head went out when it was accepted: the status is 200, here and there."""
+    server = start_server(max_sequences=1, queue_timeout=0.01, log_format="json")
+    slow = {"prompt": "Two words", "max_tokens": 200, "ignore_eos": True}
+
+    def read(number):
+        return server.complete(**slow, stream=number > 0, headers={"X-Request-Id": f"wait-{number}"})
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        texts = [answer.text for answer in pool.map(read, range(8))]
+    late = [n for n, text in enumerate(texts) if "queue_timeout" in text]
+    assert any(n > 0 for n in late) and len(late) < 8
+    for n in range(8):
+        server.wait_for(f'"wait-{n}"')
+    lines = {line["id"]: line for line in map(json.loads, filter(None, server.lines)) if "id" in line}
+    for n, text in enumerate(texts):
+        line = lines[f"wait-{n}"]
+        assert ("error" in line) == (n in late)
+        assert line["prompt_tokens"] > 0
+        assert line["completion_tokens"] == (0 if n in late else 200)
+        if n in late:
+            assert line["status"] == (503 if n == 0 else 200) and line["error"] in text
+            assert n == 0 or text.endswith("data: [DONE]\n\n")
+
+
 def test_depth_does_not_depend_on_when_the_engine_heard_of_a_stop(server):
     """Rows that run after a stop string matched are chance: they are no part of the usage."""
     fields = {"prompt": "hello", "seed": 1, "n": 4, "max_tokens": 100, "stop": [" "]}

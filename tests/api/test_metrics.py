@@ -49,7 +49,16 @@ def test_counts(server):
         assert total == server.metric(f"fathom_{name}_count", quality=tier)
         page = server.get("/metrics").text
         assert len(re.findall(rf'fathom_{name}_bucket\{{[^}}]*quality="{tier}"', page)) == edges + 1
-    assert server.metric("fathom_kv_bytes_budget") == 64 << 20
+    assert 0 <= (64 << 20) - server.metric("fathom_kv_bytes_budget") < 64 << 10  # whole blocks
+
+
+def test_more_kv_than_can_be_used_is_not_taken(start_server):
+    """Two whole contexts are all that two sequences can hold."""
+    server = start_server(kv_budget="100GiB", max_sequences=2)
+    tokens = 2 * server.model["max_model_len"]
+    per_token = server.metric("fathom_kv_bytes_budget") / tokens
+    assert per_token < 1 << 16
+    assert re.search(r"[\d.]+ [KM]iB KV budget", "\n".join(server.lines))
 
 
 def test_an_end_by_a_stop_string_is_a_success(server):
