@@ -178,6 +178,20 @@ static void check_faults(cudaStream_t stream) {
     cudaFree(out);
 }
 
+/* A thread works on the device that it has chosen, and on no other. */
+static void check_devices(cudaStream_t stream) {
+    int *count = device_array<int>(1);
+    check(cudaSetDevice(2) != cudaSuccess, "there are two devices");
+    check(cudaSetDevice(1) == cudaSuccess, "the second can be chosen");
+    int *other = device_array<int>(1);
+    check_fault("without a stream", "memory of a device that nobody uses is found");
+    LAUNCH(count_kernel, dim3(1), dim3(32), 0, stream, count);
+    check_fault("another device", "work on another device is found");
+    cudaSetDevice(0);
+    cudaFree(other);
+    cudaFree(count);
+}
+
 int main() {
     cudaStream_t stream;
     cudaStreamCreate(&stream);
@@ -193,6 +207,7 @@ int main() {
     check(!always_right, "a missing barrier shows");
     cudaFree(out);
     check_graphs(stream);
+    check_devices(stream);
     check_faults(stream);
     cudaStreamDestroy(stream);
     return 0;

@@ -57,6 +57,7 @@ struct draw_state; /* scratch of a row of logits: draw.h */
 
 struct cuda_device {
     struct device base;
+    int ordinal;
     cudaStream_t stream;
     struct blas *blas;
     size_t max_rows, max_width, shared_limit;
@@ -106,9 +107,9 @@ static inline unsigned threads_of(size_t width) {
     return width <= 128 ? 64 : width <= 512 ? 128 : THREADS;
 }
 
-static inline struct cuda_device *cuda_of(struct device *device) {
-    return (struct cuda_device *)device;
-}
+/* The first call of every operation. CUDA's choice of a device is a thread's own, and the engine's
+ * thread is not the one that loaded the model: it is made here. */
+struct cuda_device *cuda_of(struct device *device);
 
 /* Stops the process with a sentence: operations cannot fail, and after an error of the device
  * nothing that it says can be used. */

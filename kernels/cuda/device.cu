@@ -17,6 +17,21 @@ void cuda_must(cudaError_t status, const char *what) {
     abort();
 }
 
+static thread_local int current_ordinal = -1; /* of this thread; -1: it has chosen none */
+
+static cudaError_t choose_device(int ordinal) {
+    cudaError_t status = cudaSetDevice(ordinal);
+    current_ordinal = status == cudaSuccess ? ordinal : -1;
+    return status;
+}
+
+struct cuda_device *cuda_of(struct device *device) {
+    struct cuda_device *cuda = (struct cuda_device *)device;
+    if (current_ordinal != cuda->ordinal)
+        cuda_must(choose_device(cuda->ordinal), "a device for this thread");
+    return cuda;
+}
+
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
 /* Zero-filled; NULL with the error set when there is none. */
@@ -48,13 +63,12 @@ static struct buffer *buffer_of(size_t bytes, enum dtype type, struct error *err
 }
 
 struct buffer *cuda_buffer_create(struct device *device, size_t bytes, struct error *error) {
-    (void)device;
+    cuda_of(device);
     return buffer_of(bytes, DTYPE_F32, error);
 }
 
 static struct buffer *cuda_activation_create(struct device *device, size_t rows, size_t width,
                                              enum dtype weights, struct error *error) {
-    (void)device;
     size_t bytes;
     enum dtype type = weights == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F32;
     if (!size_multiply(rows, width, &bytes) || !size_multiply(bytes, dtype_size(type), &bytes)) {
@@ -62,6 +76,7 @@ static struct buffer *cuda_activation_create(struct device *device, size_t rows,
                   width);
         return NULL;
     }
+    cuda_of(device);
     return buffer_of(bytes, type, error);
 }
 
@@ -188,7 +203,7 @@ static void cuda_read_activation(struct device *device, const struct buffer *buf
 
 static size_t cuda_memory_spare(const struct device *device) {
     size_t free_bytes = 0, total = 0;
-    (void)device;
+    cuda_of((struct device *)device);
     if (cudaMemGetInfo(&free_bytes, &total) != cudaSuccess) {
         cudaGetLastError();
         return 0;
@@ -332,7 +347,7 @@ static int device_choose(int ordinal, struct cudaDeviceProp *properties, struct 
         return error_set(error, FATHOM_UNSUPPORTED,
                          "there is no CUDA device %d; this machine has %d", ordinal, count);
     }
-    status = cudaSetDevice(ordinal);
+    status = choose_device(ordinal);
     if (status == cudaSuccess) status = cudaGetDeviceProperties(properties, ordinal);
     if (status != cudaSuccess) {
         return error_set(error, FATHOM_UNSUPPORTED, "CUDA device %d cannot be used: %s", ordinal,
@@ -403,6 +418,7 @@ fathom_cuda_open(const struct device_options *options, struct device **device,
     struct cuda_device *cuda = (struct cuda_device *)calloc(1, sizeof *cuda);
     if (!cuda) return error_set(error, FATHOM_NO_MEMORY, "no memory for a device");
     cuda->base.kernels = &cuda_kernels;
+    cuda->ordinal = ordinal;
     cuda->max_rows = options->max_rows;
     cuda->max_width = options->max_width;
     cuda->shared_limit =

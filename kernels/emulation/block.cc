@@ -33,6 +33,10 @@ static struct thread threads[THREADS_MAX];
 static struct warp warps[THREADS_MAX / LANES];
 static struct fiber scheduler;
 static struct thread *current;
+static struct {
+    struct thread *first; /* of the warp whose turn it is */
+    unsigned turn, taken; /* which of its lanes is first, and how many have had theirs */
+} lanes;
 static unsigned thread_count, in_block, done;
 static const std::function<void()> *body;
 static const char *kernel_name;
@@ -53,14 +57,31 @@ int emulation_lane() {
     return (int)((unsigned)(current - threads) % LANES);
 }
 
-static void wait_as(enum thread_state state) {
-    current->state = state;
-    fiber_switch(&current->fiber, &scheduler, false);
+/* Lanes in their order of this round, each once: the next that can go on, or NULL. */
+static struct thread *next_lane() {
+    while (lanes.taken < LANES) {
+        struct thread *lane = &lanes.first[(lanes.turn + lanes.taken++) % LANES];
+        if (lane->state == READY) return lane;
+    }
+    return NULL;
+}
+
+/* From lane to lane, and back to the scheduler behind the last: half of the switches that going by
+ * way of it would take. */
+static void leave_as(enum thread_state state) {
+    struct thread *self = current, *next;
+    self->state = state;
+    next = next_lane();
+    if (next) {
+        current = next;
+        threadIdx = next->index;
+    }
+    fiber_switch(&self->fiber, next ? &next->fiber : &scheduler, state == DONE);
 }
 
 void __syncthreads() {
     if (++in_block < thread_count) {
-        wait_as(IN_BLOCK);
+        leave_as(IN_BLOCK);
         return;
     }
     in_block = 0;
@@ -72,7 +93,7 @@ static void wait_warp(unsigned mask) {
     struct warp *warp = current_warp();
     if (mask != 0xffffffff) emulation_fault("a warp operation without all lanes in its mask");
     if (++warp->arrived < LANES) {
-        wait_as(IN_WARP);
+        leave_as(IN_WARP);
         return;
     }
     warp->arrived = 0;
@@ -131,22 +152,19 @@ static void permute(std::vector<unsigned> *order, unsigned count) {
 static void thread_main() {
     fiber_arrived(&current->fiber);
     (*body)();
-    current->state = DONE;
     done++;
-    fiber_switch(&current->fiber, &scheduler, true);
+    leave_as(DONE);
 }
 
 static bool resume_warp(unsigned warp) {
-    bool progress = false;
-    unsigned turn = seed ? (unsigned)random_draw(LANES) : 0;
-    for (unsigned i = 0; i < LANES; i++) {
-        current = &threads[warp * LANES + (i + turn) % LANES];
-        if (current->state != READY) continue;
-        threadIdx = current->index;
-        fiber_switch(&scheduler, &current->fiber, false);
-        progress = true;
-    }
-    return progress;
+    lanes.first = &threads[warp * LANES];
+    lanes.turn = seed ? (unsigned)random_draw(LANES) : 0;
+    lanes.taken = 0;
+    current = next_lane();
+    if (!current) return false;
+    threadIdx = current->index;
+    fiber_switch(&scheduler, &current->fiber, false);
+    return true;
 }
 
 static void report_deadlock() {

@@ -95,15 +95,17 @@ static void switch_stacks(struct fiber *from, struct fiber *to) {
 
 #endif
 
-/* The sanitizer must know which stack is in use. The first stack of the program has no `stack`:
- * where it lies is told to whoever first switches away from it. */
+/* The sanitizer must know which stack is in use. A thread's own has no `stack`: where it lies is told
+ * to a fiber that begins when it is left. */
 #if defined(FIBER_SANITIZED)
 static const void *main_stack;
 static size_t main_bytes;
+static const struct fiber *left; /* where the last switch came from */
 
 void fiber_switch(struct fiber *from, struct fiber *to, bool ends) {
     const void *bottom = to->stack ? to->stack : main_stack;
     size_t bytes = to->stack ? FIBER_STACK_BYTES : main_bytes;
+    left = from;
     __sanitizer_start_switch_fiber(ends ? NULL : &from->sanitizer_stack, bottom, bytes);
     switch_stacks(from, to);
     __sanitizer_finish_switch_fiber(from->sanitizer_stack, NULL, NULL);
@@ -111,7 +113,12 @@ void fiber_switch(struct fiber *from, struct fiber *to, bool ends) {
 
 void fiber_arrived(struct fiber *fiber) {
     (void)fiber;
-    __sanitizer_finish_switch_fiber(NULL, &main_stack, &main_bytes);
+    const void *bottom;
+    size_t bytes;
+    __sanitizer_finish_switch_fiber(NULL, &bottom, &bytes);
+    if (left->stack) return;
+    main_stack = bottom;
+    main_bytes = bytes;
 }
 #else
 void fiber_switch(struct fiber *from, struct fiber *to, bool ends) {

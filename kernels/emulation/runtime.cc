@@ -38,6 +38,22 @@ extern "C" void emulation_set_fault_handler(void (*handler)(const char *message)
     fault_handler = handler;
 }
 
+/* ---- Two devices, of which each thread has one ----------------------------------------------- */
+
+static const int DEVICES = 2;
+static thread_local int current_device;
+static int stream_counts[DEVICES];
+
+cudaError_t cudaGetDeviceCount(int *count) {
+    *count = DEVICES;
+    return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+    if (device < 0 || device >= DEVICES) return cudaErrorInvalidValue;
+    current_device = device;
+    return cudaSuccess;
+}
+
 /* ---- Memory: guards before and after, not-a-number inside ------------------------------------ */
 
 static const size_t GUARD = 256;
@@ -58,6 +74,8 @@ static unsigned char *map_create(size_t whole) {
 }
 
 cudaError_t cudaMalloc(void **memory, size_t bytes) {
+    if (stream_counts[current_device] == 0)
+        emulation_fault("memory is taken on a device without a stream");
     if (bytes > (size_t)1 << 40) return cudaErrorMemoryAllocation;
     size_t whole = whole_bytes(bytes);
     unsigned char *map = map_create(whole);
@@ -113,20 +131,13 @@ cudaError_t cudaFreeHost(void *memory) {
     return cudaSuccess;
 }
 
-/* ---- The device ------------------------------------------------------------------------------ */
+/* ---- What a device is ------------------------------------------------------------------------ */
 
 const char *cudaGetErrorString(cudaError_t error) {
     return error == cudaErrorMemoryAllocation ? "out of memory" : "emulated error";
 }
 cudaError_t cudaGetLastError() {
     return cudaSuccess;
-}
-cudaError_t cudaGetDeviceCount(int *count) {
-    *count = 1;
-    return cudaSuccess;
-}
-cudaError_t cudaSetDevice(int device) {
-    return device == 0 ? cudaSuccess : cudaErrorInvalidValue;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int) {
     *properties = {};
@@ -163,6 +174,7 @@ struct emulation_branch {
 struct emulation_stream {
     std::shared_ptr<emulation_graph> own; /* what its capture makes */
     emulation_graph *capturing = nullptr; /* that, or somebody's branch */
+    int device = current_device;
 };
 
 static enum emulation_lack lack;
@@ -177,6 +189,8 @@ static void graph_run(const emulation_graph &graph) {
 }
 
 void emulation_issue(cudaStream_t stream, std::function<void()> work) {
+    if (stream->device != current_device)
+        emulation_fault("a thread gives work to a stream of another device than its own");
     if (!stream->capturing) {
         work();
         return;
@@ -188,9 +202,11 @@ void emulation_issue(cudaStream_t stream, std::function<void()> work) {
 
 cudaError_t cudaStreamCreate(cudaStream_t *stream) {
     *stream = new emulation_stream;
+    stream_counts[current_device]++;
     return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    stream_counts[stream->device]--;
     delete stream;
     return cudaSuccess;
 }

@@ -325,6 +325,37 @@ static void costs_are_those_of_the_device(void **state) {
     run_close(&run);
 }
 
+/* ---- The second device ----------------------------------------------------------------------- */
+
+/* The thread that opens a device is not the one that steps. */
+static void a_second_device_answers_like_the_first(void **state) {
+    enum { REQUESTS = 6 };
+    (void)state;
+    static const char *const names[] = {"cuda", "cuda:1"};
+    static struct outcome outcomes[2][REQUESTS];
+    struct cost_model cost = {0};
+    library_open();
+    for (size_t n = 0; n < 2; n++) {
+        struct error error = {0};
+        struct model_options options = {.device = names[n], .weights = WEIGHTS_BF16};
+        struct model *model = NULL;
+        int result = model_load(GOLDEN_FOLDER "gqa-relu2", &options, &model, &error);
+        if (result == FATHOM_UNSUPPORTED && n == 1) skip(); /* a machine with one device */
+        must(result, &error);
+        struct engine *engine = open_engine(model, (struct engine_options){.cost = &cost});
+        memset(outcomes[n], 0, sizeof outcomes[n]);
+        for (size_t i = 0; i < REQUESTS; i++) {
+            struct asked asked;
+            ask_variously(&asked, model_get_info(model), i);
+            submit(engine, &asked);
+        }
+        collect_all(engine, outcomes[n], REQUESTS);
+        engine_destroy(engine);
+        model_destroy(model);
+    }
+    for (size_t i = 0; i < REQUESTS; i++) check_same(&outcomes[0][i], &outcomes[1][i]);
+}
+
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
 /* The emulation has 3 GiB, and 1 GiB stays free. */
@@ -346,6 +377,7 @@ int main(void) {
         cmocka_unit_test(skips_read_nothing),
         cmocka_unit_test(device_draws_like_the_host),
         cmocka_unit_test(costs_are_those_of_the_device),
+        cmocka_unit_test(a_second_device_answers_like_the_first),
         cmocka_unit_test(cache_takes_what_is_free),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,7 +1,12 @@
-/* Prompts that begin alike: what is reused changes what is computed, nothing that is answered. */
+/* Prompts that begin alike: what is reused changes what is computed, nothing that is answered. That
+ * is bits, as in test_engine.c; an emulated device gets fewer requests. */
 #include "engine_runs.h"
 
-enum { REQUESTS = 40, PROMPT = 100 };
+enum { REQUESTS = 40, EMULATED = 18, PROMPT = 100 };
+
+static size_t request_count(void) {
+    return is_cpu_tested() ? REQUESTS : EMULATED;
+}
 
 /* Various requests over three texts; each leaves its text at some point, or is a piece of it. */
 static void ask_alike(struct asked *asked, const struct model_info *info, size_t i) {
@@ -21,12 +26,12 @@ static void run_alike(struct model *model, struct engine_options options, bool t
                       struct engine_stats *stats) {
     struct engine *engine = open_engine(model, options);
     memset(outcomes, 0, REQUESTS * sizeof *outcomes);
-    for (size_t i = 0; i < REQUESTS; i++) {
+    for (size_t i = 0; i < request_count(); i++) {
         submit(engine, &asked[i]);
-        while (!together && !outcomes[i].ended) collect(engine, outcomes, REQUESTS);
+        while (!together && !outcomes[i].ended) collect(engine, outcomes, request_count());
     }
-    for (size_t i = 0; i < REQUESTS; i++) {
-        while (!outcomes[i].ended) collect(engine, outcomes, REQUESTS);
+    for (size_t i = 0; i < request_count(); i++) {
+        while (!outcomes[i].ended) collect(engine, outcomes, request_count());
     }
     wait_idle(engine, stats);
     engine_destroy(engine);
@@ -38,10 +43,10 @@ static void check_reuse(const char *name) {
     struct model *model = open_model(name, 1, 64);
     const struct model_info *info = model_get_info(model);
     struct engine_stats stats;
-    for (size_t i = 0; i < REQUESTS; i++) ask_alike(&asked[i], info, i);
+    for (size_t i = 0; i < request_count(); i++) ask_alike(&asked[i], info, i);
     run_alike(model, (struct engine_options){.no_prefix_cache = true}, false, asked, anew, &stats);
     assert_int_equal(stats.prefix_queries + stats.prefix_hits + stats.kv_blocks_cached, 0);
-    for (size_t i = 0; i < REQUESTS; i++) {
+    for (size_t i = 0; i < request_count(); i++) {
         assert_int_equal(anew[i].finished.usage.cached_tokens, 0);
     }
 
@@ -56,7 +61,7 @@ static void check_reuse(const char *name) {
     for (size_t i = 0; i < 2 * sizeof circumstances / sizeof *circumstances; i++) {
         run_alike(model, circumstances[i / 2], i % 2, asked, outcomes, &stats);
         size_t cached = 0;
-        for (size_t j = 0; j < REQUESTS; j++) {
+        for (size_t j = 0; j < request_count(); j++) {
             const struct engine_usage *usage = &outcomes[j].finished.usage;
             check_same(&anew[j], &outcomes[j]);
             assert_int_equal(usage->cached_tokens % 16, 0);

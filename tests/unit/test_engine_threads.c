@@ -165,7 +165,7 @@ static uint64_t wait_until_stalled(struct engine *engine) {
 static void test_slow_consumer_holds_the_engine(void **state) {
     (void)state;
     static struct outcome outcomes[90];
-    struct model *model = open_model("mha-silu", 1, 32);
+    struct model *model = open_model("odd-shapes", 1, 32);
     struct brake brake;
     struct engine *engine = open_held(model, &brake, (struct engine_options){.body = BODY_AUTO});
     brake_release(&brake);
@@ -223,7 +223,7 @@ static void test_a_held_engine_is_not_idle_once_asked(void **state) {
 static void test_destroy_returns_whatever_goes_on(void **state) {
     (void)state;
     static struct asked asked;
-    struct model *model = open_model("mha-silu", 1, 32);
+    struct model *model = open_model("odd-shapes", 1, 32);
     struct engine *engine = open_engine(model, (struct engine_options){.body = BODY_AUTO});
     submit_flood(engine, model_get_info(model));
     wait_until_stalled(engine); /* in the middle of a step, waiting for room */

@@ -1,5 +1,6 @@
 /* Weights that are numbers, and yet too large to compute with: refused when the model loads. */
 #include "golden.h"
+#include "test_device.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -60,10 +61,11 @@ static void overflowing_weights_do_not_load(void **state) {
         {"lm_head.weight", 3e38f, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct model_options options = {.device = test_device()};
         struct model *model = NULL;
         struct error error = {0};
         write_checkpoint(cases[i].tensor, cases[i].value);
-        int result = model_load(folder, NULL, &model, &error);
+        int result = model_load(folder, &options, &model, &error);
         if (result != (cases[i].loads ? 0 : FATHOM_INVALID)) {
             fail_msg("%s = %g: %d %s", cases[i].tensor, (double)cases[i].value, result,
                      error.message);
