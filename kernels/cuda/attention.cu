@@ -273,7 +273,7 @@ static __device__ __forceinline__ void merge_chunk(const struct tiles<Cached> &t
                                                    int size) {
     int lane = (int)threadIdx.x % WARP;
     float before = tiles.merged_high[pair], now = high > before ? high : before;
-    if (high == -INFINITY) return; /* it saw none of these keys */
+    if (total == 0) return; /* it saw none of these keys; what is not a number goes on */
     float keep = expf(before - now), add = expf(high - now);
     for (int d = lane; d < size; d += WARP) {
         float *sum = &tiles.sum[pair * tiles.stride + d];
@@ -343,7 +343,7 @@ static __device__ __forceinline__ void store_output(const struct attend &attend,
     for (int pair = (int)threadIdx.x / WARP; pair < rows * heads; pair += WARPS) {
         int i = first_row + pair / heads;
         T *out = (T *)attend.out + ((size_t)i * attend.heads + first_head + pair % heads) * size;
-        float total = tiles.merged_total[pair], factor = total > 0 ? 1 / total : 0;
+        float total = tiles.merged_total[pair], factor = total == 0 ? 0 : 1 / total;
         for (int d = (int)threadIdx.x % WARP; d < size; d += WARP)
             number_store(&out[d], tiles.sum[pair * tiles.stride + d] * factor);
     }

@@ -1,6 +1,6 @@
 /* Prompts that begin alike: what is reused changes what is computed, nothing that is answered. That
- * is bits, as in test_engine.c; an emulated device gets fewer requests, and every
- * third of the circumstances: that bodies agree is test_golden.c's there. */
+ * is bits, as in test_engine.c; an emulated device gets fewer requests, and every third of the
+ * circumstances: that bodies agree is test_golden.c's there. */
 #include "engine_runs.h"
 
 enum { REQUESTS = 40, EMULATED = 18, PROMPT = 100 };
