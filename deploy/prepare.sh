@@ -34,7 +34,7 @@ install_packages() {
         command -v sudo >/dev/null || die "missing packages:$missing (run as root, install sudo, or install them yourself)"
         root=sudo
     fi
-    say "installing packages:$missing"
+    say "installing packages (log: ${LOG#"$PWD/"}):$missing"
     # A list of packages may be missing or old: fetched once when the first try fails.
     # shellcheck disable=SC2086
     $root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q $missing >"$LOG" 2>&1 && return 0
@@ -44,14 +44,21 @@ install_packages() {
         die "could not install:$missing; see $LOG"
 }
 
-# build FOLDER [cmake options]: configures once, then builds everything that changed.
+# build FOLDER [cmake options]: configures once, then builds everything that changed. A terminal sees
+# how far it is; others are told how long it takes, and where to look.
 build() {
-    local folder=$1
+    local folder=$1 wait=""
     shift
-    say "building in $folder"
+    [ -t 1 ] || wait="; log: ${LOG#"$PWD/"}"
+    [ -t 1 ] || [ -e "$folder/build.ninja" ] || wait=", the first time for a minute or two on two processors$wait"
+    say "building in $folder$wait"
     [ ! -d build/llhttp ] || set -- "$@" -DCMAKE_PREFIX_PATH="$PWD/build/llhttp/usr"
     cmake -S . -B "$folder" -G Ninja "$@" >"$LOG" 2>&1 || { tail -n 30 "$LOG" >&2; die "cmake failed; see $LOG"; }
-    cmake --build "$folder" >"$LOG" 2>&1 || { tail -n 60 "$LOG" >&2; die "the build failed; see $LOG"; }
+    if [ -t 1 ]; then
+        cmake --build "$folder" || die "the build failed"
+    else
+        cmake --build "$folder" >"$LOG" 2>&1 || { tail -n 60 "$LOG" >&2; die "the build failed; see $LOG"; }
+    fi
 }
 
 ID="" VERSION_ID=""

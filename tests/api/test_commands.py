@@ -1,6 +1,8 @@
 """The commands beside serve: what they print, in words and as JSON, and what they refuse."""
 
 import json
+import math
+import os
 import pathlib
 import shutil
 import subprocess
@@ -10,7 +12,8 @@ import pytest
 from conftest import BINARY, find_model
 
 MODEL = find_model()
-TEXT = pathlib.Path(__file__).resolve().parents[2] / "README.md"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TEXT = ROOT / "README.md"
 
 
 def run(command, *arguments, status=0):
@@ -84,3 +87,54 @@ def test_generate_is_what_the_server_answers(server):
         answer = server.complete(prompt=prompt, max_tokens=24, temperature=0, quality=tier).json()
         assert run("generate", MODEL, "-p", prompt, "-n", 24, "--temperature", 0, "-q", tier) == \
             prompt + answer["choices"][0]["text"] + "\n"
+
+
+# ---- ./run, with what it prepares taken as done ----------------------------------------------------
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    """Its own folder: packages and builds do nothing but leave a mark, the server ends at once."""
+    shutil.copy(ROOT / "run", tmp_path)
+    for folder in ("deploy", "build"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "deploy" / "prepare.sh").write_text(
+        "PACKAGES=\nsay() { echo \"$*\" >&2; }\n"
+        "install_packages() { touch installed; }\nbuild() { touch built; }\n")
+    (tmp_path / "build" / "fathom").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "build" / "fathom").chmod(0o755)
+    return tmp_path
+
+
+def start_run(folder, *flags, **variables):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("FATHOM_")}
+    return subprocess.run([folder / "run", *flags], capture_output=True, text=True, timeout=30,
+                          env=clean | variables)
+
+
+@pytest.mark.parametrize("flags, variables, shown", [
+    ([], {}, " http://127.0.0.1:8080/"),
+    (["--port", "8099"], {}, " http://127.0.0.1:8099/"),
+    (["--port=8099"], {}, " http://127.0.0.1:8099/"),
+    (["-p", "8099"], {}, " http://127.0.0.1:8099/"),
+    (["-p=8099", "--host", "0.0.0.0"], {}, " http://127.0.0.1:8099/"),
+    (["-p", "0"], {}, " http://127.0.0.1:PORT/"),
+    ([], {"FATHOM_PORT": "8099"}, " http://127.0.0.1:8099/"),
+    (["--tls-cert", "c.pem", "--tls-key", "k.pem"], {}, " -k https://127.0.0.1:8080/"),
+    (["--tls-cert=c.pem"], {}, " -k https://127.0.0.1:8080/"),
+    ([], {"FATHOM_TLS_CERT": "c.pem"}, " -k https://127.0.0.1:8080/"),
+])
+def test_run_shows_a_request_to_what_it_serves(prepared, flags, variables, shown):
+    done = start_run(prepared, *flags, **variables)
+    assert done.returncode == 0
+    assert f"curl{shown}v1/completions" in done.stderr and "ready" in done.stderr
+    assert done.stdout.split() == ["serve", "models/fathom-tiny", *flags]
+    assert (prepared / "installed").exists() and (prepared / "built").exists()
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_run_explains_itself_before_it_does_anything(prepared, flag):
+    done = start_run(prepared, "-p", "8099", flag)
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout.startswith("usage: ./run") and "fathom serve" in done.stdout
+    assert not (prepared / "installed").exists() and not (prepared / "built").exists()
