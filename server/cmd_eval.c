@@ -48,12 +48,13 @@ static void print_header(void) {
 
 static void print_row(const char *name, const struct evaluation *e, double full_perplexity,
                       double bits_per_byte) {
-    char ratio[16] = "-";
+    char ratio[16] = "-", bits[16] = "-";
     if (full_perplexity > 0)
         snprintf(ratio, sizeof ratio, "%+.2f %%", 100 * (e->perplexity / full_perplexity - 1));
-    printf("%-12s %11.4f %10s %8.4f %8.1f %% %7.1f %% %12.4f %10.1f %% %9.0f\n", name,
-           e->perplexity, ratio, bits_per_byte, 100 * e->attn_skip, 100 * e->mlp_skip,
-           e->flops_per_token / 1e6, 100 * (1 - e->flops_per_token / e->flops_per_token_full),
+    if (!isnan(bits_per_byte)) snprintf(bits, sizeof bits, "%.4f", bits_per_byte);
+    printf("%-12s %11.4f %10s %8s %8.1f %% %7.1f %% %12.4f %10.1f %% %9.0f\n", name, e->perplexity,
+           ratio, bits, 100 * e->attn_skip, 100 * e->mlp_skip, e->flops_per_token / 1e6,
+           100 * (1 - e->flops_per_token / e->flops_per_token_full),
            (double)e->tokens / e->seconds);
     fflush(stdout);
 }
@@ -72,17 +73,17 @@ static json_t *row_json(const char *name, const struct model_info *info, const s
     json_t *skips = json_array();
     for (size_t l = 0; l < info->sublayers; l++)
         json_array_append_new(skips, json_real((double)e->sublayer_skip[l]));
-    return json_pack("{s:s, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o}", "tier", name,
+    json_t *bits = isnan(bits_per_byte) ? json_null() : json_real(bits_per_byte);
+    return json_pack("{s:s, s:I, s:f, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:o}", "tier", name,
                      "tokens", (json_int_t)e->tokens, "perplexity", e->perplexity, "bits_per_byte",
-                     bits_per_byte, "attn_skip", e->attn_skip, "mlp_skip", e->mlp_skip,
-                     "flops_skip", e->flops_skip, "flops_per_token", e->flops_per_token,
-                     "flops_per_token_full", e->flops_per_token_full, "seconds", e->seconds,
-                     "sublayer_skip", skips);
+                     bits, "attn_skip", e->attn_skip, "mlp_skip", e->mlp_skip, "flops_skip",
+                     e->flops_skip, "flops_per_token", e->flops_per_token, "flops_per_token_full",
+                     e->flops_per_token_full, "seconds", e->seconds, "sublayer_skip", skips);
 }
 
-/* Bits per byte of the text are known only when all of it was predicted. */
+/* Bits per byte of the text are known only when all of it was predicted; NAN: they are not. */
 static double bits_per_byte_of(const struct evaluation *e, size_t bytes) {
-    return bytes ? log2(e->perplexity) * (double)e->tokens / (double)bytes : 0;
+    return bytes ? log2(e->perplexity) * (double)e->tokens / (double)bytes : NAN;
 }
 
 static int evaluate_tiers(struct model *model, const struct eval_flags *flags,
@@ -95,7 +96,6 @@ static int evaluate_tiers(struct model *model, const struct eval_flags *flags,
     json_t *rows = json_array();
     double full_perplexity = 0;
     int result = 0;
-    if (!flags->json) print_header();
     for (int i = 0; result == 0 && i < count; i++) {
         const char *name = info->tiers[tiers[i]].name;
         struct evaluate_options options = {
@@ -111,6 +111,7 @@ static int evaluate_tiers(struct model *model, const struct eval_flags *flags,
         if (result != 0) break;
         if (strcmp(name, "full") == 0) full_perplexity = evaluation.perplexity;
         double bits = bits_per_byte_of(&evaluation, bytes);
+        if (!flags->json && i == 0) print_header();
         if (flags->json)
             json_array_append_new(rows, row_json(name, info, &evaluation, bits));
         else

@@ -1,6 +1,7 @@
 /* fathom: one binary, one sub-command each in cmd_NAME.c. */
 #include "server/command.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -29,7 +30,7 @@ static void print_help(FILE *out) {
         "\n'fathom COMMAND --help' explains one. Start with: fathom serve models/fathom-tiny\n");
 }
 
-int main(int argc, char **argv) {
+static int run_command(int argc, char **argv) {
     if (argc < 2) {
         print_help(stderr);
         return EXIT_USAGE;
@@ -52,4 +53,18 @@ int main(int argc, char **argv) {
     fprintf(stderr, "fathom: unknown command '%s'%s%s%s; see 'fathom --help'\n", argv[1],
             near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
     return EXIT_USAGE;
+}
+
+/* Whatever a command printed must have arrived: a full disk may show only here. */
+static int finish_output(void) {
+    bool failed_before = ferror(stdout);
+    if (fflush(stdout) == 0 && !failed_before) return EXIT_OK;
+    fprintf(stderr, "fathom: standard output: %s\n",
+            failed_before ? "some of it could not be written" : strerror(errno));
+    return EXIT_FAILED;
+}
+
+int main(int argc, char **argv) {
+    int code = run_command(argc, argv);
+    return code == EXIT_OK ? finish_output() : code;
 }

@@ -69,6 +69,41 @@ def test_eval_of_one_tier_is_that_of_all():
     assert "splendid" in run("eval", MODEL, "-t", TEXT, "-q", "splendid", status=1)
 
 
+def test_eval_says_what_it_does_not_know():
+    """Bits per byte are those of the whole text: of a part of its tokens there are none."""
+    part = ["eval", MODEL, "-t", TEXT, "-q", "full", "--max-tokens"]
+    line = run(*part, 600).splitlines()[1].split()
+    assert line[0] == "full" and line[4] == "-"  # behind "+0.00 %"
+    row, = json.loads(run(*part, 600, "--json"))
+    assert row["bits_per_byte"] is None and row["perplexity"] > 1
+    row, = json.loads(run(*part, 10**6, "--json"))
+    assert row["bits_per_byte"] == pytest.approx(
+        math.log2(row["perplexity"]) * row["tokens"] / TEXT.stat().st_size)
+
+
+def test_eval_of_too_little_text_prints_no_table(tmp_path):
+    (tmp_path / "short.txt").write_text("a")
+    result = subprocess.run([BINARY, "eval", MODEL, "-t", tmp_path / "short.txt"], capture_output=True,
+                            text=True, timeout=60)
+    assert result.returncode == 1 and result.stdout == "" and "token" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [
+    ["--help"],
+    ["serve", "--help"],
+    ["inspect", MODEL],
+    ["inspect", MODEL, "--json"],
+    ["eval", MODEL, "-t", TEXT, "--max-tokens", 600, "-q", "fast"],
+    ["eval", MODEL, "-t", TEXT, "--max-tokens", 600, "-q", "fast", "--json"],
+    ["generate", MODEL, "-p", "a", "-n", 2],
+], ids=lambda arguments: "-".join(str(a) for a in arguments if a not in (MODEL, TEXT)))
+def test_output_that_is_lost_is_a_failure(arguments):
+    with open("/dev/full", "w") as full:
+        result = subprocess.run([BINARY, *map(str, arguments)], stdout=full, stderr=subprocess.PIPE,
+                                text=True, timeout=60)
+    assert result.returncode == 1 and "fathom: standard output: " in result.stderr
+
+
 def test_calibrate_writes_tiers_that_serve(tmp_path):
     model = shutil.copytree(MODEL, tmp_path / "model")
     (model / "depth.json").unlink()
