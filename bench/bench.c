@@ -58,6 +58,8 @@ static int load_check(struct bench *bench, struct error *error) {
     if (strcmp(settings->arrivals, "poisson") != 0 && strcmp(settings->arrivals, "constant") != 0)
         return error_set(error, FATHOM_INVALID, "--arrivals must be poisson or constant; got '%s'",
                          settings->arrivals);
+    if (settings->api_key && !*settings->api_key)
+        return error_set(error, FATHOM_INVALID, "--api-key is empty; leave it out to send none");
     for (const char *c = settings->api_key; c && *c; c++) {
         if (*c > 0x20 && *c < 0x7f) continue;
         return error_set(error, FATHOM_INVALID,

@@ -13,9 +13,10 @@ static int keys_add(struct api_keys *keys, const char *key, size_t length, struc
     }
     for (size_t i = 0; i < length; i++) {
         if (key[i] <= 0x20 || key[i] >= 0x7f) {
-            return error_set(error, FATHOM_INVALID,
-                             "API key %zu has a character that is not printable ASCII",
-                             keys->count + 1);
+            return error_set(
+                error, FATHOM_INVALID,
+                "an API key has the byte 0x%02x; it may have printable ASCII without spaces",
+                (unsigned char)key[i]);
         }
     }
     char **grown = realloc(keys->keys, (keys->count + 1) * sizeof *grown);
@@ -29,21 +30,29 @@ static int keys_add(struct api_keys *keys, const char *key, size_t length, struc
     return 0;
 }
 
+static bool is_blank(char character) {
+    return character == ' ' || character == '\t' || character == '\r';
+}
+
 static int keys_add_file(struct api_keys *keys, const char *path, struct error *error) {
     char *text;
-    size_t size, count_before = keys->count;
+    size_t size, count_before = keys->count, number = 0;
     int result = file_read(path, KEY_FILE_LIMIT, &text, &size, error);
     if (result != 0) return result;
-    for (char *line = text, *next; *line && result == 0; line = next) {
-        size_t length = strcspn(line, "\n");
-        next = line + length + (line[length] == '\n');
-        while (length > 0 && strchr(" \t\r", line[length - 1])) length--;
-        if (length > 0 && *line != '#') result = keys_add(keys, line, length, error);
+    const char *end = text + size;
+    for (const char *line = text, *next; line < end && result == 0; line = next) {
+        const char *stop = memchr(line, '\n', (size_t)(end - line));
+        next = stop ? stop + 1 : end;
+        if (!stop) stop = end;
+        number++;
+        while (stop > line && is_blank(stop[-1])) stop--;
+        if (stop > line && *line != '#')
+            result = keys_add(keys, line, (size_t)(stop - line), error);
     }
     explicit_bzero(text, size);
     free(text);
     if (result != 0) {
-        error_prefix(error, "%s", path);
+        error_prefix(error, "%s line %zu", path, number);
     } else if (keys->count == count_before) {
         result = error_set(error, FATHOM_INVALID, "%s holds no API key", path);
     }
@@ -55,7 +64,10 @@ int api_keys_load(struct api_keys *keys, const char *path, const char *single,
     *keys = (struct api_keys){0};
     int result = 0;
     if (path) result = keys_add_file(keys, path, error);
-    if (result == 0 && single && *single) {
+    if (result == 0 && single && !*single) {
+        result =
+            error_set(error, FATHOM_INVALID, "FATHOM_API_KEY is empty; unset it to need no key");
+    } else if (result == 0 && single) {
         result = keys_add(keys, single, strlen(single), error);
         if (result != 0) error_prefix(error, "FATHOM_API_KEY");
     }

@@ -12,7 +12,7 @@ struct api_keys {
 };
 
 /* path and single may be NULL. Lines that are empty or start with '#' are no keys; a file without a
- * key is an error, because it would open what it was meant to close. */
+ * key and an empty `single` are errors, because they would open what they were meant to close. */
 int api_keys_load(struct api_keys *keys, const char *path, const char *single, struct error *error);
 void api_keys_free(struct api_keys *keys);
 

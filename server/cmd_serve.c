@@ -1,6 +1,9 @@
 /* fathom serve: flags to settings, then the server. */
 #include "server/command.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 #include "server/server.h"
 
 #define TIB 1099511627776.0
@@ -44,6 +47,16 @@ static const struct serve_flags flags_default = {
         },
 };
 
+/* scheme://host or scheme://host:port, as browsers write an origin: anything else never matches. */
+static bool is_origin(const char *text) {
+    const char *host = strstr(text, "://");
+    if (!host || host == text || !host[3]) return false;
+    for (const char *c = text; *c; c++) {
+        if (*c <= 0x20 || *c >= 0x7f) return false;
+    }
+    return !strpbrk(host + 3, "/?#@") && (size_t)(host - text) == strcspn(text, ":/?#@");
+}
+
 static int flags_to_settings(struct serve_flags *flags, struct error *error) {
     struct serve_settings *settings = &flags->settings;
     size_t step_rows = settings->model.max_step_rows;
@@ -61,6 +74,21 @@ static int flags_to_settings(struct serve_flags *flags, struct error *error) {
     if (result == 0) result = log_parse_level(flags->log_level, &settings->log_level, error);
     if (result == 0 && !settings->tls_certificate != !settings->tls_key) {
         result = error_set(error, FATHOM_INVALID, "--tls-cert and --tls-key need each other");
+    }
+    /* An empty variable sets no flag, but this one would open what it was meant to close. */
+    const char *key_file = getenv("FATHOM_API_KEY_FILE");
+    if (settings->api_key_file) key_file = settings->api_key_file;
+    if (result == 0 && key_file && !*key_file) {
+        result = error_set(error, FATHOM_INVALID,
+                           "--api-key-file, or FATHOM_API_KEY_FILE, is empty; leave it out to need "
+                           "no key");
+    }
+    const char *origin = settings->cors_origin;
+    if (result == 0 && origin && strcmp(origin, "*") != 0 && !is_origin(origin)) {
+        result = error_set(error, FATHOM_INVALID,
+                           "--cors-origin must be * or an origin such as https://app.example; got "
+                           "'%s'",
+                           origin);
     }
     if (result == 0 && settings->chat_format && !chat_format_is_known(settings->chat_format)) {
         result = error_set(error, FATHOM_INVALID, "--chat-format must be one of %s; got '%s'",

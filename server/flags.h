@@ -1,8 +1,8 @@
 /* Command-line flags of one sub-command: typed, bounded, also settable from the environment.
  *
  * `--name value` and `--name=value`; a switch takes no value. FATHOM_NAME in the environment
- * (dashes as underscores) sets the same flag; the command line wins. `--` ends the flags. An
- * unknown flag is an error that suggests the nearest one. Values point into argv or the
+ * (dashes as underscores) sets the same flag unless it is empty; the command line wins. `--` ends
+ * the flags. An unknown flag is an error that suggests the nearest one. Values point into argv or the
  * environment: they live as long.
  */
 #ifndef FATHOM_FLAGS_H

@@ -138,6 +138,10 @@ def test_port_in_use(start_server):
     (["--kv-budget", "much"], "512MiB"),
     (["--log-level", "loud"], "warning"),
     (["--idle-timeout", "nan"], "--idle-timeout"),
+    (["--api-key-file", ""], "--api-key-file"),
+    (["--cors-origin", "x"], "--cors-origin"),
+    (["--cors-origin", "https://app.example/"], "--cors-origin"),
+    (["--cors-origin", "https://a b"], "--cors-origin"),
 ])
 def test_usage(arguments, word):
     result = subprocess.run([BINARY, "serve", find_model(), *arguments],
@@ -159,6 +163,15 @@ def test_bad_settings_of_a_good_model():
              *[f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]],
             capture_output=True, text=True, timeout=60)
         assert result.returncode == 1 and word in result.stderr
+
+
+@pytest.mark.parametrize("name, status", [("FATHOM_API_KEY", 1), ("FATHOM_API_KEY_FILE", 2)])
+def test_an_empty_key_does_not_open_the_server(name, status):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("FATHOM_")}
+    result = subprocess.run([BINARY, "serve", find_model(), "--port", "0"], env={**clean, name: ""},
+                            capture_output=True, text=True, timeout=30)
+    assert result.returncode == status and name in result.stderr and "empty" in result.stderr
+    assert "listening" not in result.stderr
 
 
 def test_environment_and_json_log(start_server):

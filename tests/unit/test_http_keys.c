@@ -12,16 +12,21 @@
 
 #include "server/api_keys.h"
 
-/* Loads keys from a file with that text. */
-static int load(struct api_keys *keys, const char *text, const char *single, struct error *error) {
+/* Loads keys from a file of those bytes. */
+static int load_bytes(struct api_keys *keys, const char *bytes, size_t length, const char *single,
+                      struct error *error) {
     char path[] = "/tmp/fathom-keys-XXXXXX";
     int file = mkstemp(path);
     assert_true(file >= 0);
-    assert_int_equal(write(file, text, strlen(text)), strlen(text));
+    assert_int_equal(write(file, bytes, length), length);
     close(file);
     int result = api_keys_load(keys, path, single, error);
     unlink(path);
     return result;
+}
+
+static int load(struct api_keys *keys, const char *text, const char *single, struct error *error) {
+    return load_bytes(keys, text, strlen(text), single, error);
 }
 
 static bool accepts(const struct api_keys *keys, const char *authorization) {
@@ -79,9 +84,29 @@ static void test_no_keys(void **state) {
     assert_int_equal(load(&keys, "# nothing\n\n", NULL, &error), FATHOM_INVALID);
     assert_int_equal(load(&keys, "", "single", &error), FATHOM_INVALID);
     assert_int_equal(api_keys_load(&keys, "/nowhere/keys", NULL, &error), FATHOM_NOT_FOUND);
-    assert_int_equal(api_keys_load(&keys, NULL, "", &error), 0);
+    assert_int_equal(api_keys_load(&keys, NULL, "", &error), FATHOM_INVALID);
+    assert_non_null(strstr(error.message, "FATHOM_API_KEY"));
+    assert_int_equal(load(&keys, "first\n", "", &error), FATHOM_INVALID);
+    assert_int_equal(api_keys_load(&keys, NULL, NULL, &error), 0);
     assert_int_equal(keys.count, 0);
     api_keys_free(&keys);
+}
+
+/* A key is never cut short: what cannot be one is refused, with its line. */
+static void test_bytes_that_are_no_key(void **state) {
+    (void)state;
+    struct api_keys keys;
+    struct error error;
+    static const struct {
+        const char *bytes;
+        size_t length;
+    } files[] = {{"# one\nk\0y\nlast\n", 15}, {"first\n\0\n", 8}, {"first\n\0", 7},
+                 {"first\nkey\0", 10},        {"\nk\ty\n", 5},    {"\nk\xc3\xa4y", 5}};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        assert_int_equal(load_bytes(&keys, files[i].bytes, files[i].length, NULL, &error),
+                         FATHOM_INVALID);
+        assert_non_null(strstr(error.message, "line 2: "));
+    }
 }
 
 int main(void) {
@@ -89,6 +114,7 @@ int main(void) {
         cmocka_unit_test(test_accepted),
         cmocka_unit_test(test_length),
         cmocka_unit_test(test_no_keys),
+        cmocka_unit_test(test_bytes_that_are_no_key),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
