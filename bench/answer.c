@@ -71,16 +71,24 @@ static void take_quality(struct answer *answer, const json_t *quality) {
     answer->quality[i] = '\0';
 }
 
-static bool has_characters(const json_t *object, const char *name) {
-    return json_string_length(json_object_get(object, name)) > 0;
+/* false: there is something else than text. */
+static bool take_text(const json_t *object, const char *name, bool *has_text) {
+    const json_t *value = json_object_get(object, name);
+    if (!value || json_is_null(value)) return true;
+    if (json_string_length(value) > 0) *has_text = true;
+    return json_is_string(value);
 }
 
-/* Text of a completion, of a chat's message or of a stream's delta, reasoning included. */
-static bool choice_has_text(const json_t *choice) {
+/* Text of a completion, of a chat's message or of a stream's delta, reasoning included; false: it
+ * is no choice. */
+static bool take_choice(struct answer *answer, const json_t *choice, bool *has_text) {
     const json_t *delta = json_object_get(choice, "delta");
     if (!delta) delta = json_object_get(choice, "message");
-    return has_characters(choice, "text") || has_characters(delta, "content") ||
-           has_characters(delta, "reasoning_content") || has_characters(delta, "reasoning");
+    if (json_is_string(json_object_get(choice, "finish_reason"))) answer->got_finish = true;
+    return json_is_object(choice) && (!delta || json_is_null(delta) || json_is_object(delta)) &&
+           take_text(choice, "text", has_text) && take_text(delta, "content", has_text) &&
+           take_text(delta, "reasoning_content", has_text) &&
+           take_text(delta, "reasoning", has_text);
 }
 
 /* As vLLM's benchmark counts: a token may show no text, and its time is one all the same. */
@@ -102,17 +110,20 @@ static void count_chunk(struct answer *answer, bool has_text) {
     answer->gaps[answer->gap_count++] = (float)gap;
 }
 
-static void take_choices(struct answer *answer, const json_t *choices) {
+/* An event may have none; false: they cannot be read. */
+static bool take_choices(struct answer *answer, const json_t *choices) {
     size_t index;
     json_t *choice;
     bool text = false;
+    if (!choices || json_is_null(choices)) return true;
+    if (!json_is_array(choices)) return false;
     json_array_foreach(choices, index, choice) {
-        if (choice_has_text(choice)) text = true;
-        if (json_is_string(json_object_get(choice, "finish_reason"))) answer->got_finish = true;
+        if (!take_choice(answer, choice, &text)) return false;
     }
-    if (json_array_size(choices) == 0) return;
+    if (json_array_size(choices) == 0) return true;
     if (answer->is_stream) count_chunk(answer, text);
     answer->last_ns = answer->now_ns;
+    return true;
 }
 
 static const char *error_message(const json_t *error) {
@@ -145,8 +156,9 @@ static void take_object(struct answer *answer, const char *data, size_t length) 
         answer_fail(answer, FAILURE_ERROR_EVENT, error_message(error));
     } else {
         take_quality(answer, json_object_get(object, "quality"));
-        take_choices(answer, json_object_get(object, "choices"));
-        if (!take_usage(answer, json_object_get(object, "usage")))
+        if (!take_choices(answer, json_object_get(object, "choices")))
+            answer_fail(answer, FAILURE_CONTENT, "choices that are no list of texts");
+        else if (!take_usage(answer, json_object_get(object, "usage")))
             answer_fail(answer, FAILURE_CONTENT, "a usage with a count that cannot be");
     }
     json_decref(object);
@@ -340,10 +352,7 @@ bool answer_end(struct answer *answer) {
     if (answer->complete) return true;
     /* Framed by the connection's end, this is where the message is complete. */
     llhttp_finish(&answer->framing);
-    if (!answer->complete && answer->got_done)
-        judge(answer); /* all was said; only the framing was cut */
-    else
-        answer_fail(answer, FAILURE_CLOSED, "the connection ended before the answer");
+    answer_fail(answer, FAILURE_CLOSED, "the connection ended before the answer");
     answer->keeps_alive = false;
     return true;
 }

@@ -343,7 +343,8 @@ def test_times_are_the_servers(endpoint):
     assert all(point[name]["count"] == 10 for name in ("ttft_ms", "tpot_ms", "e2e_ms"))
     e2e, ttft, tpot, itl = (point[f"{name}_ms"]["mean"] for name in ("e2e", "ttft", "tpot", "itl"))
     # Not shorter than the server slept; all together, one after another, not longer than it took.
-    assert ttft >= 60 and tpot >= 40 and e2e >= 220
+    # A gap may be shorter: when the chunk before it was read late.
+    assert ttft >= 60 and e2e >= 220
     assert 10 * e2e <= 1000 * point["seconds"] <= 1000 * seconds
     assert tpot == pytest.approx(itl, rel=1e-4) == pytest.approx((e2e - ttft) / 4, rel=1e-4)
 
@@ -372,7 +373,9 @@ def test_chunks_are_timed_and_tokens_counted(endpoint, texts, tokens):
     gaps = len(texts) - 1
     assert point["chunks"] == 4 * len(texts) and point["output_tokens"] == 4 * tokens
     assert point["ttft_ms"]["count"] == 4 and point["itl_ms"]["count"] == 4 * gaps
-    assert point["ttft_ms"]["p50"] >= 40 and point["itl_ms"]["mean"] >= 40
+    e2e, ttft, itl = (point[f"{name}_ms"]["mean"] for name in ("e2e", "ttft", "itl"))
+    assert ttft >= 40 and e2e >= 40 * len(texts)
+    assert itl * gaps == pytest.approx(e2e - ttft, rel=1e-4)
     assert point["itl_ms"]["mean"] * gaps == pytest.approx(
         point["tpot_ms"]["mean"] * (tokens - 1), rel=1e-4)
 

@@ -88,6 +88,25 @@ static const struct {
     {"members of other types",
      STREAM_HEAD "data: {\"choices\":7,\"usage\":[],\"quality\":{},\"error\":null}\n\n" DONE,
      FAILURE_CONTENT, 0, 0},
+    {"choices that are a number",
+     STREAM_HEAD TEXT_EVENT("a", "null") "data: {\"choices\":5}\n\n" DONE, FAILURE_CONTENT, 1, 0},
+    {"a choice that is a number", STREAM_HEAD "data: {\"choices\":[1]}\n\n" DONE, FAILURE_CONTENT,
+     0, 0},
+    {"a text that is a number", STREAM_HEAD "data: {\"choices\":[{\"text\":7}]}\n\n" DONE,
+     FAILURE_CONTENT, 0, 0},
+    {"a delta that is a text", STREAM_HEAD "data: {\"choices\":[{\"delta\":\"a\"}]}\n\n" DONE,
+     FAILURE_CONTENT, 0, 0},
+    {"a delta's content that is a list",
+     STREAM_HEAD "data: {\"choices\":[{\"delta\":{\"content\":[]}}]}\n\n" DONE, FAILURE_CONTENT, 0,
+     0},
+    {"a message that is a number", JSON_HEAD "{\"choices\":[{\"message\":7}]}", FAILURE_CONTENT, 0,
+     0},
+    {"members that are null",
+     STREAM_HEAD
+     "data: {\"choices\":null}\n\n"
+     "data: {\"choices\":[{\"text\":null,\"delta\":null}]}\n\n"
+     "data: {\"choices\":[{\"delta\":{\"content\":null,\"reasoning\":\"a\"}}]}\n\n" DONE,
+     FAILURE_NONE, 2, 1},
     {"an answer that is not streamed",
      JSON_HEAD "{\"choices\":[{\"text\":\"a\"}],\"usage\":{\"completion_tokens\":9}}", FAILURE_NONE,
      0, 9},
@@ -99,6 +118,14 @@ static const struct {
      "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
      "5\r\ndata:",
      FAILURE_CLOSED, 0, 0},
+    {"a stream short of its length, though all was said",
+     "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 999\r\n\r\n" TEXT_EVENT(
+         "a", "\"stop\"") DONE,
+     FAILURE_CLOSED, 1, 0},
+    {"a chunked stream without its last chunk, though all was said",
+     "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+     "30\r\ndata: {\"choices\":[{\"text\":\"a\"}]}\n\ndata: [DONE]\n\n\r\n",
+     FAILURE_CLOSED, 1, 0},
     {"half a head", "HTTP/1.1 200 OK\r\nConte", FAILURE_CLOSED, 0, 0},
     {"nothing", "", FAILURE_CLOSED, 0, 0},
     {"what is not HTTP", "SSH-2.0-OpenSSH_9.2\r\n", FAILURE_HTTP, 0, 0},
