@@ -158,8 +158,8 @@ int completion_request_parse(const struct api_context *context, const char *body
                              struct api_error *error);
 
 /* The same for a POST /v1/chat/completions body. Its messages become the one prompt, written in the
- * model's chat format: context->chat_format, else the tokenizer's. Where neither is known, 400
- * chat_format_unknown. */
+ * model's chat format: context->chat_format, else the tokenizer's, else plain; 400
+ * chat_format_unknown where the tokenizer's is none of those known. */
 int chat_request_parse(const struct api_context *context, const char *body, size_t length,
                        const char *quality_header, struct completion_request *request,
                        struct api_error *error);
