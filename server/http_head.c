@@ -276,6 +276,18 @@ static void head_parse_connection(struct http_head *head, struct http_slice valu
     }
 }
 
+/* RFC 9112 section 3.2: nothing but what a host name, an address and a port are written with. */
+static int head_check_host(struct http_slice value, struct error *error) {
+    for (size_t i = 0; i < value.length; i++) {
+        unsigned char byte = (unsigned char)value.data[i];
+        bool is_letter = (byte | 0x20) >= 'a' && (byte | 0x20) <= 'z';
+        if (is_letter || is_digit((char)byte) || strchr("-._~%!$&'()*+,;=:[]", byte)) continue;
+        return head_fail(error, 400, "Host has the byte 0x%02x; it must be NAME or NAME:PORT",
+                         byte);
+    }
+    return 0;
+}
+
 /* Fields that say where the request ends must say it once and clearly (RFC 9112 section 6.3). */
 static int head_interpret(struct http_head *head, struct error *error) {
     size_t hosts = 0;
@@ -292,6 +304,7 @@ static int head_interpret(struct http_head *head, struct error *error) {
             head_parse_connection(head, value);
         } else if (http_slice_equals_any_case(name, "host")) {
             hosts++;
+            status = head_check_host(value, error);
         } else if (http_slice_equals_any_case(name, "expect")) {
             head->expects_continue = http_slice_equals_any_case(value, "100-continue");
             if (!head->expects_continue) {

@@ -95,6 +95,45 @@ static int admit_phase(const struct route *route, struct exchange *exchange) {
     return 0;
 }
 
+/* Of the parameters behind a media type; none is UTF-8, as of JSON. */
+static bool charset_is_utf8(const char *at, const char *end) {
+    static const char name[] = "charset=";
+    for (const char *next; at < end; at = next) {
+        const char *stop = memchr(at, ';', (size_t)(end - at));
+        next = stop ? stop + 1 : end;
+        if (!stop) stop = end;
+        while (at < stop && strchr(" \t", *at)) at++;
+        while (at < stop && strchr(" \t", stop[-1])) stop--;
+        size_t length = sizeof name - 1;
+        if ((size_t)(stop - at) < length || strncasecmp(at, name, length) != 0) continue;
+        struct http_slice value = {at + length, (size_t)(stop - at) - length};
+        if (value.length > 1 && *value.data == '"' && stop[-1] == '"')
+            value = (struct http_slice){value.data + 1, value.length - 2};
+        if (!http_slice_equals_any_case(value, "utf-8") &&
+            !http_slice_equals_any_case(value, "utf8") &&
+            !http_slice_equals_any_case(value, "us-ascii"))
+            return false;
+    }
+    return true;
+}
+
+/* Of two tiers, nobody knows which is meant. */
+static int admit_quality(struct exchange *exchange) {
+    static const char name[] = "X-Quality";
+    const struct http_head *head = exchange->head;
+    struct http_slice first;
+    http_head_find(head, name, &first);
+    for (size_t i = 0; i < head->field_count; i++) {
+        if (!http_slice_equals_any_case(http_head_slice(head, head->names[i]), name)) continue;
+        struct http_slice value = http_head_slice(head, head->values[i]);
+        if (value.length == first.length && memcmp(value.data, first.data, first.length) == 0)
+            continue;
+        return api_error_set(&exchange->refusal, 400, NULL, name,
+                             "X-Quality is given more than once, with different tiers");
+    }
+    return 0;
+}
+
 /* A body must have a length, and be JSON in plain bytes if it says what it is. */
 static int admit_body(struct exchange *exchange) {
     const struct http_head *head = exchange->head;
@@ -104,6 +143,7 @@ static int admit_body(struct exchange *exchange) {
                              "the request has neither Content-Length nor a chunked body");
     }
     if (http_head_find(head, "Content-Type", &type)) {
+        const char *type_end = type.data + type.length;
         size_t length = 0;
         while (length < type.length && !strchr("; \t", type.data[length])) length++;
         type.length = length;
@@ -111,6 +151,10 @@ static int admit_body(struct exchange *exchange) {
             return api_error_set(&exchange->refusal, 415, NULL, NULL,
                                  "Content-Type must be application/json; got '%.*s'",
                                  (int)(type.length < 64 ? type.length : 64), type.data);
+        }
+        if (!charset_is_utf8(type.data + type.length, type_end)) {
+            return api_error_set(&exchange->refusal, 415, NULL, NULL,
+                                 "a body must be UTF-8; Content-Type names another charset");
         }
     }
     if (http_head_find(head, "Content-Encoding", &coding) &&
@@ -158,7 +202,7 @@ void router_admit(struct exchange *exchange) {
         return;
     }
     if (admit_phase(route, exchange) != 0) return;
-    if (route->is_post && admit_body(exchange) != 0) return;
+    if (route->is_post && (admit_body(exchange) != 0 || admit_quality(exchange) != 0)) return;
     exchange->ignores_body = !route->is_post;
     exchange->handler = route->handler;
 }

@@ -149,6 +149,9 @@ def test_tier_precedence(server):
     over_header = server.complete(headers=header, quality=other)
     assert over_header.json()["quality"] == other
     assert server.complete(headers={"X-Quality": "splendid"}).status_code == 400
+    twice = server.complete(headers=[("X-Quality", last), ("x-quality", "full")])
+    assert (twice.status_code, twice.json()["error"]["param"]) == (400, "X-Quality")
+    assert server.complete(headers=[("X-Quality", last)] * 2).json()["quality"] == last
     assert complete(server, quality="auto")["quality"] == plain["quality"]
 
 
