@@ -167,7 +167,7 @@ int cmd_serve(int argc, char **argv) {
          &s->send_high_water, 1, 1073741824},
         {"ping-interval", 0, FLAG_REAL, "S", "of silence in a stream (15)", &s->ping_interval, 0.1,
          86400},
-        {"drain-timeout", 0, FLAG_REAL, "S", "to finish running work at SIGTERM (30)",
+        {"drain-timeout", 0, FLAG_REAL, "S", "to finish running work at SIGTERM, INT, HUP (30)",
          &s->drain_timeout, 0, 86400},
         {"stuck-timeout", 0, FLAG_REAL, "S", "without a step while work waits: unhealthy (30)",
          &s->stuck_timeout, 0.1, 86400},

@@ -146,10 +146,15 @@ static void on_loaded(uv_async_t *async) {
 
 /* ---- Signals and draining -------------------------------------------------------------------- */
 
+static const char *signal_name(int number) {
+    if (number == SIGINT) return "interrupt";
+    return number == SIGHUP ? "hangup" : "termination";
+}
+
 static void on_signal(uv_signal_t *handle, int number) {
     struct server *server = handle->data;
     struct lifecycle *lifecycle = &server->lifecycle;
-    const char *name = number == SIGINT ? "interrupt" : "termination";
+    const char *name = signal_name(number);
     if (lifecycle->phase == PHASE_STOPPING) {
         return; /* seconds away at most, and with the right exit code */
     } else if (lifecycle->phase == PHASE_DRAINING) {
@@ -204,14 +209,19 @@ static int start_error(int result, struct error *error) {
 }
 
 int lifecycle_watch_signals(struct server *server, struct error *error) {
-    struct lifecycle *lifecycle = &server->lifecycle;
-    uv_signal_t *const signals[] = {&lifecycle->terminate, &lifecycle->interrupt};
-    static const int numbers[] = {SIGTERM, SIGINT};
+    static const int numbers[LIFECYCLE_SIGNALS] = {SIGTERM, SIGINT, SIGHUP};
     int result = 0;
-    for (size_t i = 0; result == 0 && i < 2; i++) {
-        result = uv_signal_init(&server->loop, signals[i]);
-        signals[i]->data = server;
-        if (result == 0) result = uv_signal_start(signals[i], on_signal, numbers[i]);
+    for (size_t i = 0; result == 0 && i < LIFECYCLE_SIGNALS; i++) {
+        uv_signal_t *handle = &server->lifecycle.signals[i];
+        struct sigaction before;
+        /* Under nohup a closed terminal is no reason to end. */
+        if (numbers[i] == SIGHUP && sigaction(SIGHUP, NULL, &before) == 0 &&
+            before.sa_handler == SIG_IGN) {
+            continue;
+        }
+        result = uv_signal_init(&server->loop, handle);
+        handle->data = server;
+        if (result == 0) result = uv_signal_start(handle, on_signal, numbers[i]);
     }
     return start_error(result, error);
 }

@@ -17,6 +17,8 @@ struct server;
 struct model;
 struct engine;
 
+enum { LIFECYCLE_SIGNALS = 3 }; /* SIGTERM, SIGINT, SIGHUP */
+
 enum phase { PHASE_LOADING, PHASE_READY, PHASE_DRAINING, PHASE_STOPPING };
 
 /* Written by the loading thread, read by the loop after `loaded` was sent. */
@@ -35,7 +37,7 @@ struct lifecycle {
     bool loader_running;
     struct model_loading loader;
     uv_async_t loaded;
-    uv_signal_t terminate, interrupt;
+    uv_signal_t signals[LIFECYCLE_SIGNALS];
     bool was_interrupted; /* the drain timeout has passed, and clients were told */
     uint64_t drain_deadline_ms, stop_deadline_ms; /* uv_now */
 };

@@ -127,8 +127,9 @@ static int server_listen(struct server *server, struct error *error) {
                          uv_strerror(result));
     }
     if (result != 0) {
-        return error_set(error, FATHOM_IO, "cannot listen on %s port %zu: %s",
-                         server->settings->host, server->settings->port, uv_strerror(result));
+        return error_set(error, FATHOM_IO, "cannot listen on %s port %zu: %s%s",
+                         server->settings->host, server->settings->port, uv_strerror(result),
+                         result == UV_EADDRINUSE ? "; take another with --port N" : "");
     }
     int length = sizeof address;
     char name[64] = "";
@@ -204,10 +205,11 @@ void server_close_handles(struct server *server) {
     engine_destroy(server->engine);
     server->engine = NULL;
     uv_walk(&server->loop, close_handle, NULL);
-    /* libuv has just given both back to the system, which would kill: the end is near and
+    /* libuv has just given them back to the system, which would kill: the end is near and
      * orderly. */
     signal(SIGTERM, SIG_IGN);
     signal(SIGINT, SIG_IGN);
+    signal(SIGHUP, SIG_IGN);
 }
 
 static void server_free(struct server *server) {

@@ -71,6 +71,21 @@ def test_drain(start_server):
     assert server.process.wait(30) == 0
 
 
+def test_a_terminal_that_is_closed_drains(start_server):
+    server = start_server(prefix=["env", "--default-signal=HUP"])
+    assert server.stop(signal.SIGHUP) == 0
+    assert any("hangup: finishing" in line for line in server.lines)
+
+
+def test_a_hangup_that_was_ignored_stays_so(start_server):
+    """As under nohup."""
+    server = start_server(prefix=["env", "--ignore-signal=HUP"])
+    server.process.send_signal(signal.SIGHUP)
+    assert server.complete(max_tokens=1).status_code == 200
+    assert server.stop() == 0
+    assert not any("hangup" in line for line in server.lines)
+
+
 def test_drain_timeout_and_second_signal(start_server):
     for flags, signals in (({"drain_timeout": 0.3}, 1), ({"drain_timeout": 60}, 2)):
         server = start_server(max_sequences=1, **flags)
@@ -130,6 +145,7 @@ def test_port_in_use(start_server):
     second = subprocess.run([BINARY, "serve", find_model(), "--port", str(server.port)],
                             capture_output=True, text=True, timeout=30)
     assert second.returncode == 1 and str(server.port) in second.stderr
+    assert "--port N" in second.stderr
 
 
 @pytest.mark.parametrize("arguments, word", [
