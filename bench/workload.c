@@ -72,11 +72,12 @@ static int ids_parse(struct workload *workload, const char *text, struct error *
 static int extra_check(struct workload *workload, const char *text, struct error *error) {
     json_error_t where;
     json_t *object = json_loads(text, 0, &where);
-    bool valid = json_is_object(object), empty = json_object_size(object) == 0;
+    bool is_json = object != NULL, valid = json_is_object(object);
+    bool empty = json_object_size(object) == 0;
     json_decref(object);
     if (!valid)
         return error_set(error, FATHOM_INVALID, "--extra-body must be a JSON object: %s",
-                         where.text);
+                         is_json ? "it is another JSON value" : where.text);
     if (empty) return 0;
     const char *open = strchr(text, '{') + 1;
     workload->extra = open;

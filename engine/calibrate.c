@@ -152,9 +152,9 @@ static int check_calibration(const struct calibration *calibration, struct error
     }
     for (size_t i = 0; i < calibration->target_count; i++) {
         const struct calibration_target *target = &calibration->targets[i];
-        if (!(target->skip > 0 && target->skip <= 0.95)) {
-            return error_set(error, FATHOM_INVALID, "tier '%s': skip %g is not in (0, 0.95]",
-                             target->name, target->skip);
+        if (!(target->skip > 0 && target->skip <= CALIBRATION_SKIP_MAX)) {
+            return error_set(error, FATHOM_INVALID, "tier '%s': skip %g is not in (0, %g]",
+                             target->name, target->skip, CALIBRATION_SKIP_MAX);
         }
     }
     return 0;

@@ -458,9 +458,11 @@ int model_evaluate(struct model *model, const int32_t *tokens, size_t count, siz
                    const struct evaluate_options *options, struct evaluation *evaluation,
                    struct error *error);
 
+#define CALIBRATION_SKIP_MAX 0.95
+
 struct calibration_target {
     char name[TIER_NAME_MAX];
-    double skip; /* (0, 0.95], FLOPs-weighted */
+    double skip; /* above 0, at most CALIBRATION_SKIP_MAX; FLOPs-weighted */
 };
 
 struct calibration {

@@ -375,10 +375,14 @@ static int take_string(struct cursor *cursor, size_t limit, struct gguf_string *
     uint64_t length;
     int result = take(cursor, &length, sizeof length, what);
     if (result != 0) return result;
-    if (length > cursor->left || length > limit) {
+    if (length > cursor->left) {
         return error_set(cursor->error, FATHOM_INVALID,
-                         "%s of %llu bytes; %zu are left and the limit is %zu", what,
-                         (unsigned long long)length, cursor->left, limit);
+                         "%s of %llu bytes, of which the file has only %zu more", what,
+                         (unsigned long long)length, cursor->left);
+    }
+    if (length > limit) {
+        return error_set(cursor->error, FATHOM_INVALID, "%s of %llu bytes; the limit is %zu", what,
+                         (unsigned long long)length, limit);
     }
     *string = (struct gguf_string){(const char *)cursor->at, (size_t)length};
     return take(cursor, NULL, (size_t)length, what);

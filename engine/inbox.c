@@ -53,7 +53,8 @@ static int accept_sequence(struct inbox *inbox, struct sequence *sequence, struc
         return error_set(error, FATHOM_INVALID, "id %" PRIu64 " is in use", sequence->request.id);
     }
     if (inbox->accepted == inbox->limit) {
-        return error_set(error, FATHOM_FULL, "%zu requests are unfinished, which is the limit",
+        return error_set(error, FATHOM_FULL,
+                         "%zu requests are unfinished, which is the limit; try again later",
                          inbox->limit);
     }
     size_t prompt = sequence->request.prompt_length;
@@ -61,7 +62,7 @@ static int accept_sequence(struct inbox *inbox, struct sequence *sequence, struc
     if (prompt > room && inbox->accepted > 0) {
         return error_set(error, FATHOM_FULL,
                          "the prompts of unfinished requests hold %zu tokens; with %zu more the "
-                         "limit of %zu would be passed",
+                         "limit of %zu would be passed; try again later",
                          inbox->tokens, prompt, inbox->token_limit);
     }
     *link = sequence;

@@ -45,8 +45,8 @@ static int check_lengths(const struct engine_request *request, const struct requ
                          struct error *error) {
     size_t prompt = request->prompt_length, generated = request->max_tokens;
     if (prompt == 0 || prompt > limits->context) {
-        return error_set(error, FATHOM_INVALID, "prompt_length is %zu; it must be 1..%zu", prompt,
-                         limits->context);
+        return error_set(error, FATHOM_INVALID, "the prompt has %zu tokens; it must have 1 to %zu",
+                         prompt, limits->context);
     }
     if (generated > limits->context - prompt) {
         return error_set(error, FATHOM_INVALID,

@@ -25,6 +25,11 @@ static int parse_targets(const char *list, struct calibration_target *targets,
             return error_set(error, FATHOM_INVALID, "--target wants NAME=RATE,...; got '%.*s'",
                              (int)length, list);
         }
+        if (!(target->skip > 0 && target->skip <= CALIBRATION_SKIP_MAX)) {
+            return error_set(error, FATHOM_INVALID,
+                             "--target wants rates above 0 and up to %g; got '%.*s'",
+                             CALIBRATION_SKIP_MAX, (int)length, list);
+        }
         memcpy(target->name, list, name);
         target->name[name] = '\0';
         list += length + (list[length] == ',');
@@ -32,7 +37,7 @@ static int parse_targets(const char *list, struct calibration_target *targets,
             return error_set(error, FATHOM_INVALID, "--target names over %d tiers", TIERS_MAX - 1);
         }
     }
-    return count;
+    return count ? count : error_set(error, FATHOM_INVALID, "--target names no tier");
 }
 
 static void print_line(void *context, const char *line) {

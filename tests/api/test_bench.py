@@ -507,10 +507,12 @@ def test_a_sweep_finds_a_knee(endpoint, tmp_path):
 def test_wrong_flags():
     for flags in (["--rate", "0"], ["--rate", "x"], ["--concurrency", "1.5"],
                   ["--sweep", "-c", "1"], ["--requests", "0"], ["--slo", "ttft"], ["--arrivals", "now"],
-                  ["--input-tokens", "0"], ["--quality", "a:0"], ["--api-key", "a\r\nb"]):
+                  ["--input-tokens", "0"], ["--quality", "a:0"], ["--api-key", "a\r\nb"],
+                  ["--api-key", ""], ["--extra-body", "{"], ["--extra-body", "[1]"]):
         done = subprocess.run(command("http://127.0.0.1:1", "--model", "m", *flags),
                               capture_output=True, text=True, timeout=60, env=environment())
         assert done.returncode == 2 and done.stderr.startswith("fathom bench: --"), flags
+        assert not done.stderr.endswith(": \n"), flags  # a reason is given
 
 
 def test_speed_against_nothing(capsys):

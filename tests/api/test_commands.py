@@ -116,6 +116,18 @@ def test_calibrate_writes_tiers_that_serve(tmp_path):
         json.loads(run("eval", model, "-t", TEXT, "--max-tokens", 600, "--json"))[0]["flops_per_token"])
 
 
+@pytest.mark.parametrize("target", ["a=2", "a=0", "a=nan", "a=-1", "a", "=0.5", ""])
+def test_calibrate_refuses_targets_that_cannot_be(target):
+    said = run("calibrate", MODEL, "-t", TEXT, "--target", target, status=2)
+    assert said.startswith("fathom calibrate: --target ")
+
+
+def test_generate_refuses_a_prompt_beyond_the_context():
+    context = json.loads(run("inspect", MODEL, "--json"))["context"]
+    said = run("generate", MODEL, "-p", "a b " * context, status=1)
+    assert "the prompt has" in said and f"1 to {context}" in said
+
+
 def test_generate_is_what_the_server_answers(server):
     prompt = "The old man looked at the sea"
     for tier in ("full", "fast"):

@@ -208,6 +208,7 @@ def test_queue_full_cancels_the_others(start_server):
     assert codes == {200, 429}
     refused = next(answer for answer in answers if answer.status_code == 429)
     assert refused.json()["error"]["code"] == "server_overloaded"
+    assert "try again later" in refused.json()["error"]["message"]
     assert int(refused.headers["retry-after"]) > 0
     server.wait_idle()
     assert complete(server, max_tokens=1)["choices"]

@@ -377,9 +377,9 @@ static void test_every_field_is_checked(void **state) {
         assert_memory_equal(error.message, field, strlen(field));                                  \
     } while (0)
     REFUSED(FATHOM_INVALID, "prompt is", r->prompt = NULL);
-    REFUSED(FATHOM_INVALID, "prompt_length", r->prompt_length = 0);
-    REFUSED(FATHOM_INVALID, "prompt_length", r->prompt_length = CONTEXT + 1);
-    REFUSED(FATHOM_INVALID, "prompt_length", r->prompt_length = SIZE_MAX);
+    REFUSED(FATHOM_INVALID, "the prompt has", r->prompt_length = 0);
+    REFUSED(FATHOM_INVALID, "the prompt has", r->prompt_length = CONTEXT + 1);
+    REFUSED(FATHOM_INVALID, "the prompt has", r->prompt_length = SIZE_MAX);
     REFUSED(FATHOM_INVALID, "prompt[3]", bad.prompt[3] = -1);
     REFUSED(FATHOM_INVALID, "prompt[9]", bad.prompt[9] = 64);
     REFUSED(FATHOM_INVALID, "max_tokens", r->max_tokens = CONTEXT - 9);

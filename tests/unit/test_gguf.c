@@ -212,7 +212,8 @@ static void values_are_checked(void **state) {
     put_string(&bytes, "k");
     put_u32(&bytes, GGUF_STRING);
     put_u64(&bytes, UINT64_MAX - 7);
-    refused(&bytes, FATHOM_INVALID, "a string of 18446744073709551608 bytes");
+    refused(&bytes, FATHOM_INVALID,
+            "a string of 18446744073709551608 bytes, of which the file has only 0 more");
     static const uint64_t counts[] = {UINT64_MAX, UINT64_MAX / 8 + 2, UINT64_MAX / 4 + 2, 1000};
     for (size_t i = 0; i < 4; i++) {
         bytes = begin(3, 0, 1);
