@@ -18,9 +18,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")),
          *sorted((ROOT / "deploy").glob("**/*.md"))]
 COMMAND = re.compile(r"^    fathom ((?:bench|eval|calibrate) \S+ -.*)$", re.M)
 COMMANDS = [line for page in PAGES for line in COMMAND.findall(page.read_text())]
-# Of other programs: ./test, curl, cmake, docker, systemctl, numactl, kubectl, mmdebstrap.
+# Of other programs: ./test, curl, cmake, docker, systemctl, numactl, kubectl, mmdebstrap, llama-server.
 OTHER_FLAGS = set("""--all --fail-with-body --build --build-arg --now --cpunodebind --membind
-    --from-literal --variant --help --quick""".split())
+    --from-literal --variant --help --quick --no-cache-prompt""".split())
 # Variables that tests read rather than the program: those that some file under tests/ asks the environment for.
 TEST_VARIABLES = {name for file in (ROOT / "tests").rglob("*.py")
                   for name in re.findall(r"environ(?:\.get\(|\[)\"FATHOM_(\w+)\"", file.read_text())}
