@@ -2,8 +2,10 @@
 #include "server/command.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static const struct {
     const char *name;
@@ -64,7 +66,18 @@ static int finish_output(void) {
     return EXIT_FAILED;
 }
 
+/* Model files are mapped: who cuts one short while it is read takes pages away that were there. */
+static void on_bus_error(int number) {
+    static const char message[] =
+        "fathom: a file was cut short while it was read; write models beside and rename them\n";
+    ssize_t written = write(STDERR_FILENO, message, sizeof message - 1);
+    (void)written;
+    (void)number;
+    _exit(EXIT_FAILED);
+}
+
 int main(int argc, char **argv) {
+    signal(SIGBUS, on_bus_error);
     int code = run_command(argc, argv);
     return code == EXIT_OK ? finish_output() : code;
 }

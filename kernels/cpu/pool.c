@@ -100,10 +100,15 @@ static void *worker_main(void *argument) {
     return NULL;
 }
 
-/* Signals belong to the program's own threads: workers are started with all of them blocked. */
+/* Signals belong to the program's own threads: workers are started with all of them blocked, but
+ * for what a thread can only bring on itself. */
 static int workers_start(struct pool *pool, size_t workers) {
     sigset_t all, before;
     sigfillset(&all);
+    sigdelset(&all, SIGBUS);
+    sigdelset(&all, SIGSEGV);
+    sigdelset(&all, SIGFPE);
+    sigdelset(&all, SIGILL);
     int status = pthread_sigmask(SIG_BLOCK, &all, &before);
     while (!status && pool->workers < workers) {
         status = pthread_create(&pool->thread[pool->workers], NULL, worker_main, pool);

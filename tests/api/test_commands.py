@@ -6,6 +6,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import time
 
 import pytest
 
@@ -185,3 +186,18 @@ def test_run_explains_itself_before_it_does_anything(prepared, flag):
     assert done.returncode == 0 and done.stderr == ""
     assert done.stdout.startswith("usage: ./run") and "fathom serve" in done.stdout
     assert not (prepared / "installed").exists() and not (prepared / "built").exists()
+
+
+def test_a_file_cut_short_while_it_is_read(tmp_path):
+    """The weights are mapped: a page that is gone is an error with a sentence, on every thread."""
+    model = shutil.copytree(MODEL, tmp_path / "model")
+    weights = (model / "model.safetensors").read_bytes()
+    for attempt in range(24):
+        (model / "model.safetensors").write_bytes(weights)
+        process = subprocess.Popen([BINARY, "inspect", model], stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE, text=True)
+        time.sleep(attempt * 0.002)
+        os.truncate(model / "model.safetensors", 100_000)
+        message = process.communicate(timeout=60)[1]
+        assert process.returncode in (0, 1), message  # not ended by a signal
+        assert process.returncode == 0 or message.startswith("fathom")
