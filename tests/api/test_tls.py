@@ -125,7 +125,8 @@ def test_application_protocol(secure):
             client.handshake()
             assert client.tls.selected_alpn_protocol() == chosen
     context.set_alpn_protocols(["h2"])
-    with HandMade(secure, context) as client, pytest.raises(ssl.SSLError, match="alert no application protocol"):
+    refused = "alert no application protocol|unknown error"  # some of Python's versions lack its name
+    with HandMade(secure, context) as client, pytest.raises(ssl.SSLError, match=refused):
         client.handshake()
 
 
