@@ -16,10 +16,20 @@
     "\\x09-\\x0d\\x20\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{"    \
     "205f}"                                                                                        \
     "\\x{3000}"
-#define WORD_SET "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
-#define HEX_SET  "0-9A-Fa-f"
-/* No construct becomes more than this many times longer: \S, 2 bytes, is the worst. */
-#define GROWTH ((sizeof SPACE_SET + 3) / 2)
+/* All others: categories but Z, and the control characters that are no space. PCRE2 knows the
+ * properties White_Space and Alphabetic by name from 10.40 on, categories always. */
+#define NOT_SPACE_SET                                                                              \
+    "\\p{L}\\p{M}\\p{N}\\p{P}\\p{S}\\p{Cf}\\p{Co}\\p{Cn}\\p{Cs}"                                   \
+    "\\x00-\\x08\\x0e-\\x1f\\x7f-\\x{84}\\x{86}-\\x{9f}"
+/* Alphabetic, M, Nd and Pc: of Alphabetic, what is not L, M or Nl are letters in circles and squares. */
+#define WORD_SET                                                                                   \
+    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}"                    \
+    "\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}"
+#define HEX_SET "0-9A-Fa-f"
+/* No construct becomes more than this many times longer: \W, 2 bytes, is the worst. */
+#define GROWTH ((sizeof WORD_SET + 3) / 2)
+_Static_assert(sizeof WORD_SET >= sizeof SPACE_SET && sizeof WORD_SET >= sizeof NOT_SPACE_SET,
+               "GROWTH is that of the longest set");
 
 struct translation {
     const char *start, *in; /* the pattern, and what is left of it */
@@ -76,8 +86,7 @@ static int translate_escape(struct translation *t) {
     } else if (c == 's') {
         replace(t, 2, in_class ? SPACE_SET : "[" SPACE_SET "]");
     } else if (c == 'S') {
-        /* Inside a class only the property can say it, which PCRE2 knows from 10.40 on. */
-        replace(t, 2, in_class ? "\\P{White_Space}" : "[^" SPACE_SET "]");
+        replace(t, 2, in_class ? NOT_SPACE_SET : "[^" SPACE_SET "]");
     } else if (c == 'w') {
         replace(t, 2, in_class ? WORD_SET : "[" WORD_SET "]");
     } else if (c == 'W' && !in_class) {
