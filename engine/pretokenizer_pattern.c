@@ -21,7 +21,7 @@
 #define NOT_SPACE_SET                                                                              \
     "\\p{L}\\p{M}\\p{N}\\p{P}\\p{S}\\p{Cf}\\p{Co}\\p{Cn}\\p{Cs}"                                   \
     "\\x00-\\x08\\x0e-\\x1f\\x7f-\\x{84}\\x{86}-\\x{9f}"
-/* Alphabetic, M, Nd and Pc: of Alphabetic, what is not L, M or Nl are letters in circles and squares. */
+/* Alphabetic, M, Nd and Pc: what of Alphabetic is not L, M or Nl are letters in circles. */
 #define WORD_SET                                                                                   \
     "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}"                    \
     "\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}"
