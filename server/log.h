@@ -27,10 +27,9 @@ struct log_request {
     const char *id;
     const char *method, *path; /* not NUL-terminated; empty when the request line never came */
     size_t method_length, path_length;
-    int status; /* 499: the client left before the answer was complete */
-    const char
-        *error; /* what the client was told, in a stream that began with 200 too; NULL: none */
-    const char *tier; /* NULL: not a completion */
+    int status;        /* 499: the client left before the answer was complete */
+    const char *error; /* what the client was told, also in a stream that began with 200; or NULL */
+    const char *tier;  /* NULL: not a completion */
     size_t prompt_tokens, completion_tokens;
     double ttft_ms, tpot_ms; /* negative: no such time */
     double total_ms;
