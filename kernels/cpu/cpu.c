@@ -92,8 +92,8 @@ static size_t cpu_row_count(struct device *device, const struct row_list *list) 
 
 static void cpu_close(struct device *device) {
     struct cpu_device *cpu = cpu_of(device);
-    pool_destroy(cpu->pool);
     cpu_buffer_destroy(device, cpu->packed);
+    pool_destroy(cpu->pool);
     free(cpu);
 }
 
@@ -133,10 +133,7 @@ static const struct kernels cpu_kernels = {
 /* Best first. */
 static const struct primitives *const instruction_sets[] = {
 #if defined(__x86_64__)
-    &primitives_avx512bf16,
-    &primitives_avx512vnni,
-    &primitives_avx512,
-    &primitives_avx2,
+    &primitives_avx512bf16, &primitives_avx512vnni, &primitives_avx512, &primitives_avx2,
 #endif
     &primitives_portable,
 };
@@ -235,8 +232,8 @@ int cpu_open(const struct device_options *options, struct device **device, struc
     snprintf(cpu->base.isa, sizeof cpu->base.isa, "%s", primitives->name);
     snprintf(cpu->base.description, sizeof cpu->base.description, "cpu %s, %zu thread%s",
              primitives->name, threads, threads == 1 ? "" : "s");
-    status = scratch_create(cpu, error);
-    if (!status) status = pool_create(threads, &cpu->pool, error);
+    status = pool_create(threads, &cpu->pool, error); /* first: memory is touched by its threads */
+    if (!status) status = scratch_create(cpu, error);
     if (status) {
         cpu_close(&cpu->base);
         return status;

@@ -5,8 +5,9 @@
  * Buffers below a large page lie side by side in slabs, the smallest with malloc. A buffer of a
  * large page and more has a mapping of its own. It is touched at its front when it is created, and
  * behind that by a thread of its own while the caller goes on; blocks are handed out from the
- * front, so a step rarely meets a page that was not touched. Packed weights are not touched ahead:
- * those who pack them do so, on all threads. */
+ * front, so a step rarely meets a page that was not touched. What is touched before it is used, all
+ * threads of the device touch together: a small matrix lies in one large page, which the thread
+ * that packs its first panel would bring in while the others wait. */
 #include "kernels/cpu/cpu.h"
 
 #include <errno.h>
@@ -21,16 +22,19 @@
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
 #endif
 
-#define LARGE_PAGE  ((size_t)2 << 20)
-#define FRONT_BYTES ((size_t)16 << 20)
-#define SLAB_BYTES  ((size_t)32 << 20)
-#define SLAB_FROM   ((size_t)128 << 10) /* smaller ones would not profit */
-#define TOUCHER_NICE 10                 /* first requests go before what none of them needs yet */
+#define LARGE_PAGE   ((size_t)2 << 20)
+#define FRONT_BYTES  ((size_t)16 << 20)
+#define SLAB_BYTES   ((size_t)32 << 20)
+#define SLAB_FROM    ((size_t)128 << 10) /* smaller ones would not profit */
+#define SLAB_AHEAD   ((size_t)8 << 20)   /* of a slab, touched at a time */
+#define TOUCH_COST   (LARGE_PAGE / 8)    /* of a large page, as pool_run counts */
+#define TOUCHER_NICE 10                  /* first requests go before what none of them needs yet */
 
 /* A mapping that several buffers share; it goes with the last of them. */
 struct slab {
     unsigned char *data;
     size_t bytes, used, buffers;
+    size_t touched; /* bytes of the front whose pages are there */
 };
 
 struct toucher {
@@ -66,10 +70,28 @@ static void *touch_rest(void *argument) {
     return NULL;
 }
 
+struct touching {
+    unsigned char *data;
+    atomic_bool failed;
+};
+
+static void touch_pages(void *context, size_t first, size_t end) {
+    struct touching *touching = context;
+    size_t bytes = (end - first) * LARGE_PAGE;
+    if (touch(touching->data + first * LARGE_PAGE, bytes) != 0) touching->failed = true;
+}
+
+/* Whole large pages, on all threads; false where the kernel cannot. */
+static bool touch_together(struct cpu_device *cpu, unsigned char *data, size_t bytes) {
+    struct touching touching = {data, false};
+    pool_run(cpu->pool, bytes / LARGE_PAGE, TOUCH_COST, touch_pages, &touching);
+    return !touching.failed;
+}
+
 /* Touches everything at once where the kernel cannot do it behind our back. */
-static void touch_large(struct buffer *buffer) {
+static void touch_large(struct cpu_device *cpu, struct buffer *buffer) {
     size_t front = buffer->mapped < FRONT_BYTES ? buffer->mapped : FRONT_BYTES;
-    if (touch(buffer->data, front) != 0) {
+    if (!touch_together(cpu, buffer->data, front)) {
         memset(buffer->data, 0, buffer->mapped);
         return;
     }
@@ -121,6 +143,12 @@ static bool take_from_slab(struct cpu_device *cpu, struct buffer *buffer) {
     buffer->data = slab->data + slab->used;
     slab->used += bytes;
     slab->buffers++;
+    if (slab->used > slab->touched) {
+        size_t end = round_up(slab->used, SLAB_AHEAD);
+        if (end > slab->bytes) end = slab->bytes;
+        touch_together(cpu, slab->data + slab->touched, end - slab->touched);
+        slab->touched = end; /* or where the kernel cannot, left to those who use it first */
+    }
     return true;
 }
 
@@ -155,7 +183,7 @@ static struct buffer *buffer_create(struct device *device, size_t bytes, bool is
         return NULL;
     }
     if (buffer->mapped)
-        touch_large(buffer);
+        touch_large(cpu_of(device), buffer);
     else if (!buffer->slab || !is_packed)
         memset(buffer->data, 0, bytes);
     return buffer;
