@@ -17,30 +17,36 @@ struct reading {
     atomic_bool has_hole; /* something is not */
 };
 
+/* A chunk of known size, so that compilers can use vectors; nor must it be aligned in the file. */
+#define CHUNK 64
+
+static bool chunk_is_finite_32(const unsigned char *data, uint32_t exponent) {
+    uint32_t bits[CHUNK], hole = 0;
+    memcpy(bits, data, sizeof bits);
+    for (size_t i = 0; i < CHUNK; i++) hole |= (bits[i] & exponent) == exponent;
+    return !hole;
+}
+
+static bool chunk_is_finite_16(const unsigned char *data, uint16_t exponent) {
+    uint16_t bits[CHUNK], hole = 0;
+    memcpy(bits, data, sizeof bits);
+    for (size_t i = 0; i < CHUNK; i++) hole |= (bits[i] & exponent) == exponent;
+    return !hole;
+}
+
+static bool chunk_is_finite(const unsigned char *data, enum dtype type) {
+    if (type == DTYPE_F32) return chunk_is_finite_32(data, 0x7f800000);
+    return chunk_is_finite_16(data, type == DTYPE_BF16 ? 0x7f80 : 0x7c00);
+}
+
 /* No element of 16 or 32 bits has all bits of the exponent. */
 static bool is_finite(const unsigned char *data, enum dtype type, size_t count) {
-    uint32_t wide[64], wide_mask = 0x7f800000, worst = 0;
-    uint16_t half[64], half_mask = type == DTYPE_BF16 ? 0x7f80 : 0x7c00, worst_half = 0;
-    size_t size = dtype_size(type), some;
-    for (size_t at = 0; at < count; at += some) {
-        some = count - at < 64 ? count - at : 64;
-        if (type == DTYPE_F32) {
-            memset(wide, 0, sizeof wide);
-            memcpy(wide, data + at * size, some * size);
-            for (size_t i = 0; i < 64; i++) {
-                uint32_t exponent = wide[i] & wide_mask;
-                worst = exponent > worst ? exponent : worst;
-            }
-        } else {
-            memset(half, 0, sizeof half);
-            memcpy(half, data + at * size, some * size);
-            for (size_t i = 0; i < 64; i++) {
-                uint16_t exponent = half[i] & half_mask;
-                worst_half = exponent > worst_half ? exponent : worst_half;
-            }
-        }
-    }
-    return worst < wide_mask && worst_half < half_mask;
+    size_t size = dtype_size(type), at = 0;
+    bool finite = true;
+    for (; at + CHUNK <= count; at += CHUNK) finite &= chunk_is_finite(data + at * size, type);
+    unsigned char rest[CHUNK * sizeof(float)] = {0};
+    memcpy(rest, data + at * size, (count - at) * size);
+    return finite && chunk_is_finite(rest, type);
 }
 
 static void read_rows(void *context, size_t first, size_t end) {
@@ -137,8 +143,8 @@ struct matrix *weight_load_matrix(struct device *device, const struct checkpoint
                                   struct error *error) {
     struct source source;
     if (source_open(&source, device, checkpoint, name, out, in, error) != 0) return NULL;
-    struct matrix *matrix = device->kernels->matrix_create(device, source.data, source.type, out,
-                                                           in, weights, error);
+    struct matrix *matrix =
+        device->kernels->matrix_create(device, source.data, source.type, out, in, weights, error);
     free(source.values);
     return matrix;
 }

@@ -18,22 +18,33 @@ struct packing {
     atomic_bool overflow; /* a finite weight that is infinite in the packed type */
 };
 
-/* Inputs first..end-1 of one output, at most INT8_GROUP, as floats. */
+/* Inputs first..end-1 of one output, at most INT8_GROUP, as they are; zeros behind them. */
+static void copy_inputs(const struct packing *packing, size_t column, size_t first, size_t end,
+                        size_t size, void *to) {
+    const unsigned char *from =
+        (const unsigned char *)packing->data + (column * packing->matrix->in + first) * size;
+    if (end - first == INT8_GROUP) {
+        memcpy(to, from, INT8_GROUP * size); /* most often: a size that the compiler knows */
+    } else {
+        memset(to, 0, INT8_GROUP * size);
+        memcpy(to, from, (end - first) * size);
+    }
+}
+
+/* The same as floats. */
 static void load_inputs(const struct packing *packing, size_t column, size_t first, size_t end,
                         float *to) {
-    size_t at = column * packing->matrix->in + first, count = end - first;
     uint16_t halves[INT8_GROUP];
-    const unsigned char *from =
-        (const unsigned char *)packing->data + at * dtype_size(packing->type);
     if (packing->type == DTYPE_F32) {
-        memcpy(to, from, count * sizeof *to);
+        copy_inputs(packing, column, first, end, sizeof *to, to);
         return;
     }
-    memcpy(halves, from, count * sizeof *halves);
+    copy_inputs(packing, column, first, end, sizeof *halves, halves);
     if (packing->type == DTYPE_BF16) {
-        for (size_t k = 0; k < count; k++) to[k] = number_from_bf16(halves[k]);
+        for (size_t k = 0; k < INT8_GROUP; k++) to[k] = number_from_bf16(halves[k]);
     } else {
-        for (size_t k = 0; k < count; k++) to[k] = number_from_f16(halves[k]);
+        for (size_t k = 0; k < end - first; k++) to[k] = number_from_f16(halves[k]);
+        for (size_t k = end - first; k < INT8_GROUP; k++) to[k] = 0;
     }
 }
 
@@ -49,13 +60,11 @@ static void pack_bf16(struct packing *packing, size_t column, size_t first, size
     size_t pairs = (packing->matrix->in + 1) / 2;
     unsigned char *to = packing->matrix->panels->data +
                         ((column / PANEL * pairs + first / 2) * PANEL + column % PANEL) * 4;
-    uint16_t halves[INT8_GROUP] = {0};
+    uint16_t halves[INT8_GROUP];
     if (packing->type == DTYPE_BF16) {
-        size_t at = column * packing->matrix->in + first;
-        memcpy(halves, (const unsigned char *)packing->data + at * sizeof *halves,
-               (end - first) * sizeof *halves);
+        copy_inputs(packing, column, first, end, sizeof *halves, halves);
     } else {
-        float values[INT8_GROUP] = {0};
+        float values[INT8_GROUP];
         load_inputs(packing, column, first, end, values);
         for (size_t k = 0; k < INT8_GROUP; k++) halves[k] = number_to_bf16(values[k]);
     }
@@ -77,16 +86,18 @@ static void pack_f16(struct packing *packing, size_t column, size_t first, size_
 
 static void pack_int8(struct packing *packing, size_t column, size_t first, size_t end) {
     const struct matrix *matrix = packing->matrix;
+    const unsigned char *order = packing->primitives->int8_order;
     size_t group = column / PANEL * matrix->steps + first / INT8_GROUP;
     uint8_t *to = matrix->panels->data + group * INT8_GROUP * PANEL + column % PANEL * 4;
-    float values[INT8_GROUP] = {0};
+    float values[INT8_GROUP];
     int16_t codes[INT8_GROUP];
     load_inputs(packing, column, first, end, values);
     float scale = packing->primitives->quantise(values, codes);
     matrix->scales[group * PANEL + column % PANEL] = (uint16_t)(number_bits(scale) >> 16);
-    for (size_t i = 0; i < INT8_GROUP; i++) {
-        to[i / 4 * 4 * PANEL + i % 4] =
-            (uint8_t)(codes[i / 4 * 4 + packing->primitives->int8_order[i % 4]] + 128);
+    for (size_t k = 0; k < INT8_GROUP; k += 4) {
+        uint8_t four[4];
+        for (size_t i = 0; i < 4; i++) four[i] = (uint8_t)(codes[k + order[i]] + 128);
+        memcpy(to + k * PANEL, four, sizeof four);
     }
 }
 
