@@ -63,15 +63,17 @@ static inline float number_quantise(const float *x, int16_t *codes) {
         uint32_t size = number_bits(x[i]) & 0x7fffffff;
         top = size > top ? size : top;
     }
-    bool finite = top < 0x7f800000;
-    float largest = finite && top >= number_bits(0x1p-100f) ? number_from_bits(top) : 0;
+    if (top >= 0x7f800000) {
+        memset(codes, 0, INT8_GROUP * sizeof *codes);
+        return number_from_bits(0x7fc00000);
+    }
+    float largest = top >= number_bits(0x1p-100f) ? number_from_bits(top) : 0;
     float scale = number_from_bits((number_bits(largest / 127) + 0xffff) & 0xffff0000);
     float inverse = largest == 0 ? 0 : 1 / scale;
     for (size_t i = 0; i < INT8_GROUP; i++) {
-        float value = finite ? x[i] * inverse : 0;
-        codes[i] = (int16_t)(number_bits(value + shift) - number_bits(shift));
+        codes[i] = (int16_t)(number_bits(x[i] * inverse + shift) - number_bits(shift));
     }
-    return finite ? scale : number_from_bits(0x7fc00000);
+    return scale;
 }
 
 /* Element i of an array of `type`, which need not be aligned: checkpoints are mapped files. */
