@@ -8,6 +8,7 @@
 #define GEMM_TILES(T, L)                                                                           \
     T(L, 1, 1) T(L, 1, 2) T(L, 1, 3) T(L, 1, 4) T(L, 2, 1) T(L, 2, 2) T(L, 3, 1) T(L, 3, 2)        \
     T(L, 4, 1) T(L, 5, 1) T(L, 6, 1)
+#define QUERIES_TOGETHER 3
 #define VALUE_VECS(queries) ((queries) > 1 ? 2 : 4)
 
 typedef struct {

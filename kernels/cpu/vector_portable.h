@@ -12,7 +12,8 @@
  *   vec_load_even, vec_load_odd    of 32 bf16: the even or odd ones
  *
  * GEMM_ROWS, GEMM_PANELS(rows), GEMM_TILES(T, L): the tiles of gemm.inc that fit into the
- * registers. VALUE_VECS(queries): vectors of columns of V that attention.inc sums at a time.
+ * registers. For attention.inc, QUERIES_TOGETHER: queries that share each load of K and V, 3 or 6;
+ * VALUE_VECS(queries): vectors of columns of V that so many queries sum at a time.
  *
  * For gemm_int8.inc, sixteen int32 and their factors; INT8_HALVES 1 with an instruction for four
  * bytes, else 2:
@@ -27,6 +28,7 @@
 #define GEMM_ROWS         2
 #define GEMM_PANELS(rows) ((rows) > 1 ? 1 : 2)
 #define GEMM_TILES(T, L)  T(L, 1, 1) T(L, 1, 2) T(L, 2, 1)
+#define QUERIES_TOGETHER    3
 #define VALUE_VECS(queries) ((queries) > 1 ? 1 : 2)
 
 typedef float quad __attribute__((vector_size(16)));
