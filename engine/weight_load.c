@@ -17,21 +17,22 @@ struct reading {
     atomic_bool has_hole; /* something is not */
 };
 
-/* A chunk of known size, so that compilers can use vectors; nor must it be aligned in the file. */
+/* Elements that are checked at a time: a constant, so that compilers use vectors. They are copied
+ * first, as the file need not be aligned. */
 #define CHUNK 64
 
 static bool chunk_is_finite_32(const unsigned char *data, uint32_t exponent) {
-    uint32_t bits[CHUNK], hole = 0;
+    uint32_t bits[CHUNK], bad = 0;
     memcpy(bits, data, sizeof bits);
-    for (size_t i = 0; i < CHUNK; i++) hole |= (bits[i] & exponent) == exponent;
-    return !hole;
+    for (size_t i = 0; i < CHUNK; i++) bad |= (bits[i] & exponent) == exponent;
+    return !bad;
 }
 
 static bool chunk_is_finite_16(const unsigned char *data, uint16_t exponent) {
-    uint16_t bits[CHUNK], hole = 0;
+    uint16_t bits[CHUNK], bad = 0;
     memcpy(bits, data, sizeof bits);
-    for (size_t i = 0; i < CHUNK; i++) hole |= (bits[i] & exponent) == exponent;
-    return !hole;
+    for (size_t i = 0; i < CHUNK; i++) bad |= (bits[i] & exponent) == exponent;
+    return !bad;
 }
 
 static bool chunk_is_finite(const unsigned char *data, enum dtype type) {

@@ -331,8 +331,9 @@ struct kernels {
     void *(*look)(const struct buffer *);
 
     /* Work of the host, on the threads that the device computes with: body(context, first, end) for
-     * parts of 0..items-1, several at once, and waits. `cost` is a rough price of one item, in
-     * operations on 16 floats. NULL where there are no such threads. */
+     * parts of 0..items-1, several at once, and waits; the body calls nothing of the device. `cost`
+     * is a rough price of one item, in operations on 16 floats. NULL where there are no such
+     * threads. */
     void (*share_out)(struct device *, size_t items, size_t cost,
                       void (*body)(void *context, size_t first, size_t end), void *context);
 

@@ -35,7 +35,7 @@ int cpu_open(const struct device_options *options, struct device **device, struc
 enum dtype cpu_preferred_weights(const struct device *device, enum dtype type);
 
 struct buffer *cpu_buffer_create(struct device *device, size_t bytes, struct error *error);
-/* Zeros too, but for weights: large ones share mappings, as their matrices are often small. */
+/* Zeros too. For packed weights: a model's many matrices of a few megabytes share mappings. */
 struct buffer *cpu_panels_create(struct device *device, size_t bytes, struct error *error);
 void cpu_buffer_destroy(struct device *device, struct buffer *buffer);
 

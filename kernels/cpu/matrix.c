@@ -18,13 +18,15 @@ struct packing {
     atomic_bool overflow; /* a finite weight that is infinite in the packed type */
 };
 
-/* Inputs first..end-1 of one output, at most INT8_GROUP, as they are; zeros behind them. */
-static void copy_inputs(const struct packing *packing, size_t column, size_t first, size_t end,
-                        size_t size, void *to) {
+/* Inputs first..end-1 of one output, at most INT8_GROUP, as they are; zeros behind them. Inline, so
+ * that most often the compiler knows how much is copied. */
+static inline __attribute__((always_inline)) void copy_inputs(const struct packing *packing,
+                                                              size_t column, size_t first,
+                                                              size_t end, size_t size, void *to) {
     const unsigned char *from =
         (const unsigned char *)packing->data + (column * packing->matrix->in + first) * size;
     if (end - first == INT8_GROUP) {
-        memcpy(to, from, INT8_GROUP * size); /* most often: a size that the compiler knows */
+        memcpy(to, from, INT8_GROUP * size);
     } else {
         memset(to, 0, INT8_GROUP * size);
         memcpy(to, from, (end - first) * size);
@@ -43,8 +45,7 @@ static void load_inputs(const struct packing *packing, size_t column, size_t fir
     if (packing->type == DTYPE_BF16) {
         for (size_t k = 0; k < INT8_GROUP; k++) to[k] = number_from_bf16(halves[k]);
     } else {
-        for (size_t k = 0; k < end - first; k++) to[k] = number_from_f16(halves[k]);
-        for (size_t k = end - first; k < INT8_GROUP; k++) to[k] = 0;
+        for (size_t k = 0; k < INT8_GROUP; k++) to[k] = number_from_f16(halves[k]);
     }
 }
 

@@ -3,11 +3,13 @@
  * touch can cost ten microseconds and more, whether it brings 4 KiB or much of 2 MiB.
  *
  * Buffers below a large page lie side by side in slabs, the smallest with malloc. A buffer of a
- * large page and more has a mapping of its own. It is touched at its front when it is created, and
- * behind that by a thread of its own while the caller goes on; blocks are handed out from the
- * front, so a step rarely meets a page that was not touched. What is touched before it is used, all
- * threads of the device touch together: a small matrix lies in one large page, which the thread
- * that packs its first panel would bring in while the others wait. */
+ * large page and more has a mapping of its own, but for packed weights. Its front is touched when it
+ * is created, and what is behind that by a thread of its own while the caller goes on; blocks are
+ * handed out from the front, so a step rarely meets a page that was not touched.
+ *
+ * Fronts, and slabs a little ahead of what is handed out, are touched by all threads of the device
+ * together: a small matrix lies in one large page, which the thread that packs its first panel
+ * would bring in while the others wait. */
 #include "kernels/cpu/cpu.h"
 
 #include <errno.h>
@@ -184,7 +186,7 @@ static struct buffer *buffer_create(struct device *device, size_t bytes, bool is
     }
     if (buffer->mapped)
         touch_large(cpu_of(device), buffer);
-    else if (!buffer->slab || !is_packed)
+    else if (!buffer->slab) /* whose memory is zero, and used once */
         memset(buffer->data, 0, bytes);
     return buffer;
 }

@@ -10,7 +10,7 @@
     T(L, 3, 1) T(L, 3, 2) T(L, 3, 3) T(L, 3, 4) T(L, 4, 1) T(L, 4, 2) T(L, 4, 3) T(L, 4, 4)        \
     T(L, 5, 1) T(L, 5, 2) T(L, 5, 3) T(L, 5, 4) T(L, 6, 1) T(L, 6, 2) T(L, 6, 3) T(L, 6, 4)        \
     T(L, 7, 1) T(L, 7, 2) T(L, 7, 3) T(L, 8, 1) T(L, 8, 2) T(L, 8, 3)
-#define QUERIES_TOGETHER 6 /* three would wait for each other's sums */
+#define QUERIES_TOGETHER 6 /* three have too few sums to hide how long one takes */
 #define VALUE_VECS(queries) 4
 
 typedef __m512 vec;

@@ -12,8 +12,10 @@
  *   vec_load_even, vec_load_odd    of 32 bf16: the even or odd ones
  *
  * GEMM_ROWS, GEMM_PANELS(rows), GEMM_TILES(T, L): the tiles of gemm.inc that fit into the
- * registers. For attention.inc, QUERIES_TOGETHER: queries that share each load of K and V, 3 or 6;
- * VALUE_VECS(queries): vectors of columns of V that so many queries sum at a time.
+ * registers.
+ *
+ * For attention.inc, QUERIES_TOGETHER: queries that share each load of K and V, 3 or 6;
+ * VALUE_VECS(queries): vectors of columns of V that so many queries sum at a time, most for one.
  *
  * For gemm_int8.inc, sixteen int32 and their factors; INT8_HALVES 1 with an instruction for four
  * bytes, else 2:

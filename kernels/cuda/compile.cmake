@@ -2,7 +2,7 @@
 # log, read by a test.
 execute_process(
   COMMAND ${NVCC} -c ${SOURCE} -o ${OBJECT} -I${ROOT} ${CODES} -std=c++17 -O3 -lineinfo
-          -Werror all-warnings -Xptxas -v -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra,-D_GNU_SOURCE
+          -Werror all-warnings -Xptxas -v -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra,-D_GNU_SOURCE,-ffp-contract=off
   RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE report)
 file(WRITE ${REPORT} "${report}")
 if(NOT result EQUAL 0)

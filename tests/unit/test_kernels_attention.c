@@ -293,7 +293,7 @@ static void check_story(const struct story *story, const float *out, size_t leng
 static const struct shape shapes[] = {
     {3, 1, 64, DTYPE_F32, false}, {4, 2, 40, DTYPE_BF16, false}, {2, 2, 70, DTYPE_F32, true},
     {20, 2, 6, DTYPE_F32, false}, /* a group larger than the inner loop takes */
-    {3, 1, 64, DTYPE_BF16, true},
+    {3, 1, 64, DTYPE_BF16, true}, {6, 1, 80, DTYPE_BF16, false}, {6, 1, 80, DTYPE_F32, true},
 };
 #define SHAPES (sizeof shapes / sizeof *shapes)
 
