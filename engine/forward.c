@@ -83,10 +83,8 @@ static enum body choose_body(const struct model *model, const struct row_list *r
     return cost_prefers_gather(batch->cost, sublayer, count, batch->rows) ? GATHER : DENSE;
 }
 
-static void multiply(struct model *model, const struct buffer *x, const struct matrix *w,
-                     struct buffer *y, size_t rows, const struct row_list *gather) {
-    struct matmul product = {.x = x, .w = w, .y = y, .rows = rows, .gather = gather};
-    model->device->kernels->matmul(model->device, &product);
+static void multiply(struct model *model, const struct matmul *products, size_t count) {
+    model->device->kernels->matmul(model->device, products, count);
 }
 
 /* `rows` of x hold outputs. */
@@ -133,14 +131,21 @@ static void write_ids(struct device *device, struct buffer *buffer, const int32_
     device->kernels->write(device, buffer, 0, ids, count * sizeof *ids);
 }
 
-/* K and V of every row under compute, of the running rows under omit. */
-static void store_kv(struct model *model, const struct kv_layer *kv, const struct step_rows *placed,
-                     const struct layer *layer, const struct buffer *input,
-                     const struct row_list *list) {
+/* K and V of the rows of a list, or of all; and Q, where those are its rows too. */
+static void project(struct model *model, const struct layer *layer, const struct buffer *input,
+                    const struct row_list *list, bool with_q) {
     struct scratch *scratch = &model->scratch;
     size_t rows = scratch->step.rows;
-    multiply(model, input, layer->k, scratch->k, rows, list);
-    multiply(model, input, layer->v, scratch->v, rows, list);
+    struct matmul products[] = {{input, layer->k, scratch->k, rows, list},
+                                {input, layer->v, scratch->v, rows, list},
+                                {input, layer->q, scratch->q, rows, list}};
+    multiply(model, products, with_q ? 3 : 2);
+}
+
+static void store_kv(struct model *model, const struct kv_layer *kv, const struct step_rows *placed,
+                     const struct layer *layer, const struct row_list *list) {
+    struct scratch *scratch = &model->scratch;
+    size_t rows = scratch->step.rows;
     if (layer->k_bias) {
         size_t width = model->config.kv_heads * model->config.head_size;
         size_t written = list ? model->device->kernels->row_count(model->device, list) : rows;
@@ -152,13 +157,11 @@ static void store_kv(struct model *model, const struct kv_layer *kv, const struc
     model->device->kernels->kv_append(model->device, &append);
 }
 
-/* Q, scores and O. */
+/* Scores and O, of a projected Q. */
 static void attend(struct model *model, const struct kv_layer *kv, const struct step_rows *placed,
-                   const struct layer *layer, const struct buffer *input,
-                   const struct row_list *list) {
+                   const struct layer *layer, const struct row_list *list) {
     struct scratch *scratch = &model->scratch;
     size_t rows = scratch->step.rows;
-    multiply(model, input, layer->q, scratch->q, rows, list);
     if (list) rows = model->device->kernels->row_count(model->device, list);
     add_bias(model, scratch->q, layer->q_bias, model->config.heads * model->config.head_size, rows);
     rotate(model, scratch->q, model->config.heads, layer->q_gain, list);
@@ -171,10 +174,11 @@ static void attend(struct model *model, const struct kv_layer *kv, const struct 
         .list = list,
     };
     model->device->kernels->attention(model->device, &attention);
-    multiply(model, scratch->mixed, layer->o, scratch->f, rows, NULL);
+    multiply(model, &(struct matmul){scratch->mixed, layer->o, scratch->f, rows, NULL}, 1);
     add_bias(model, scratch->f, layer->o_bias, model->config.hidden, rows);
 }
 
+/* K and V are those of every row under compute, of the running rows under omit. */
 static void run_attention(struct model *model, struct kv_arena *arena, size_t block,
                           enum body body) {
     struct scratch *scratch = &model->scratch;
@@ -185,24 +189,37 @@ static void run_attention(struct model *model, struct kv_arena *arena, size_t bl
     const struct row_list *list = body == GATHER ? running : NULL;
     struct kv_layer kv = kv_layer_of(model, arena, block);
     bool omit = model->info.kv_policy == KV_OMIT;
+    const struct row_list *kv_list = omit ? running : NULL;
     const struct step_rows *placed = omit ? &scratch->placed : &scratch->step;
+    bool with_q = body != NONE && list == kv_list;
     if (body == NONE && omit) return;
     scratch->placed.layer = block;
-    if (!omit) store_kv(model, &kv, placed, layer, input, NULL);
+    if (!omit) {
+        project(model, layer, input, NULL, with_q);
+        store_kv(model, &kv, placed, layer, NULL);
+    }
     if (body == NONE) return;
     for (size_t i = 0; branch_begin(model, body, running, i); i++) {
-        if (omit) store_kv(model, &kv, placed, layer, input, running);
-        attend(model, &kv, placed, layer, input, list);
+        if (omit) {
+            project(model, layer, input, running, with_q);
+            store_kv(model, &kv, placed, layer, running);
+        }
+        if (!with_q) {
+            struct matmul q = {input, layer->q, scratch->q, scratch->step.rows, list};
+            multiply(model, &q, 1);
+        }
+        attend(model, &kv, placed, layer, list);
         branch_end(model, body);
     }
 }
 
-static void feed_forward(struct model *model, const struct layer *layer,
-                         const struct buffer *input, const struct row_list *list) {
+static void feed_forward(struct model *model, const struct layer *layer, const struct buffer *input,
+                         const struct row_list *list) {
     struct scratch *scratch = &model->scratch;
     size_t rows = scratch->step.rows;
-    if (layer->gate) multiply(model, input, layer->gate, scratch->gate, rows, list);
-    multiply(model, input, layer->up, scratch->up, rows, list);
+    struct matmul products[] = {{input, layer->up, scratch->up, rows, list},
+                                {input, layer->gate, scratch->gate, rows, list}};
+    multiply(model, products, layer->gate ? 2 : 1);
     if (list) rows = model->device->kernels->row_count(model->device, list);
     add_bias(model, scratch->gate, layer->gate_bias, model->config.inner, rows);
     add_bias(model, scratch->up, layer->up_bias, model->config.inner, rows);
@@ -216,7 +233,7 @@ static void feed_forward(struct model *model, const struct layer *layer,
         .list = list,
     };
     model->device->kernels->activate(model->device, &activate);
-    multiply(model, scratch->up, layer->down, scratch->f, rows, NULL);
+    multiply(model, &(struct matmul){scratch->up, layer->down, scratch->f, rows, NULL}, 1);
     add_bias(model, scratch->f, layer->down_bias, model->config.hidden, rows);
 }
 
@@ -290,8 +307,8 @@ static size_t list_draws(struct model *model, const struct batch *batch, struct 
         copies[count++] = (struct copy){model->scratch.outcome, 0, 0, bytes, 1, host->outcome};
         size_t stride = DRAW_BEST_MAX * sizeof *host->best;
         if (told)
-            copies[count++] = (struct copy){
-                model->scratch.best, 0, stride, told * sizeof *host->best, end, host->best};
+            copies[count++] = (struct copy){model->scratch.best,       0,   stride,
+                                            told * sizeof *host->best, end, host->best};
         result->drawn = host->outcome;
         result->best = host->best;
         while (first < end && rows[first].kind != DRAW_NOTHING) first++;

@@ -19,5 +19,5 @@ void norm_head_run(struct device *device, const struct norm_head *head, const st
         .y = logits,
         .rows = kernels->row_count(device, wanted),
     };
-    kernels->matmul(device, &product);
+    kernels->matmul(device, &product, 1);
 }

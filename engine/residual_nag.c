@@ -265,7 +265,7 @@ static void nag_finish(struct residual *residual, const struct step_rows *step,
         return;
     }
     struct matmul product = {nag->r, nag->head, logits, step->rows, wanted};
-    kernels->matmul(nag->device, &product);
+    kernels->matmul(nag->device, &product, 1);
     struct scale_logits scale = {logits, nag->s, wanted, nag->vocab, nag->width};
     kernels->scale_logits(nag->device, &scale);
 }

@@ -53,11 +53,11 @@ struct row_list {
 
 /* What the host says about a step's rows; device buffers, written with `write` before the step. */
 struct step_rows {
-    size_t rows;             /* in use now, at most what the buffers were made for */
-    struct buffer *token;    /* int32 [max rows], in [0, V) */
-    struct buffer *position; /* int32 [max rows], in [0, context) */
-    struct buffer *tier;     /* int32 [max rows], row of `theta` */
-    struct buffer *slot;     /* int32 [max rows], row of `block_table` */
+    size_t rows;                /* in use now, at most what the buffers were made for */
+    struct buffer *token;       /* int32 [max rows], in [0, V) */
+    struct buffer *position;    /* int32 [max rows], in [0, context) */
+    struct buffer *tier;        /* int32 [max rows], row of `theta` */
+    struct buffer *slot;        /* int32 [max rows], row of `block_table` */
     struct buffer *block_table; /* int32 [layers, slots, blocks_per_slot]: block of position / 16 */
     size_t blocks_per_slot;
     size_t slots, layer; /* which table is meant, where every layer has its own; else 0 */
@@ -130,9 +130,9 @@ struct nag_end_sublayer {
 /* The state of a standard model, and what the branch of the next sub-layer reads of it:
  *   y = x / sqrt(mean(x^2) + epsilon) * gain */
 struct prenorm {
-    size_t width;                /* d */
-    struct buffer *x, *y;        /* f32 [rows, d] both */
-    const struct buffer *gain;   /* f32 [d], of the next sub-layer; NULL behind the last: no y */
+    size_t width;              /* d */
+    struct buffer *x, *y;      /* f32 [rows, d] both */
+    const struct buffer *gain; /* f32 [d], of the next sub-layer; NULL behind the last: no y */
     float epsilon;
 };
 
@@ -158,7 +158,9 @@ struct add_bias {
     size_t rows, width;
 };
 
-/* y = x W^T. With `gather`, row i of y comes from row gather[i] of x; else y has `rows` rows. */
+/* y = x W^T. With `gather`, row i of y comes from row gather[i] of x; else y has `rows` rows.
+ * Products that are given together differ in w and y alone, and in the number of outputs. */
+#define MATMULS_MAX 3
 struct matmul {
     const struct buffer *x; /* activation, or r: f32 [rows, in] */
     const struct matrix *w; /* [out, in] */
@@ -177,7 +179,7 @@ struct rope {
     enum qk_norm norm; /* RMS over the head, epsilon under the root, times gain if there is one */
     float scale;
     const struct buffer
-        *table; /* f32 [context, D]: cos in the first D/2 columns, sin in the rest */
+        *table;                /* f32 [context, D]: cos in the first D/2 columns, sin in the rest */
     const struct buffer *gain; /* f32 [D], or NULL */
     float epsilon;
 };
@@ -313,7 +315,7 @@ struct device;
 
 /* One backend. Operations take rows from `step->rows` or from the list they are given. */
 struct kernels {
-    const char *name; /* "cpu", "cuda" */
+    const char *name;                     /* "cpu", "cuda" */
     void (*close)(struct device *device); /* after all that was made on it is destroyed */
 
     /* Memory. `create` returns NULL and fills error: FATHOM_NO_MEMORY. write/read copy `size` bytes
@@ -390,7 +392,7 @@ struct kernels {
 
     void (*nag_begin)(struct device *, const struct nag_begin *);
     void (*nag_end_sublayer)(struct device *, const struct nag_end_sublayer *);
-    void (*matmul)(struct device *, const struct matmul *);
+    void (*matmul)(struct device *, const struct matmul *, size_t count); /* 1..MATMULS_MAX */
     void (*rope)(struct device *, const struct rope *);
     void (*kv_append)(struct device *, const struct kv_append *);
     void (*attention)(struct device *, const struct attention *);

@@ -47,7 +47,7 @@ size_t cpu_kv_block_bytes(const struct kv_layer *kv);
 
 void cpu_nag_begin(struct device *device, const struct nag_begin *begin);
 void cpu_nag_end_sublayer(struct device *device, const struct nag_end_sublayer *end);
-void cpu_matmul(struct device *device, const struct matmul *matmul);
+void cpu_matmul(struct device *device, const struct matmul *matmuls, size_t count);
 void cpu_rope(struct device *device, const struct rope *rope);
 void cpu_kv_append(struct device *device, const struct kv_append *append);
 void cpu_attention(struct device *device, const struct attention *attention);

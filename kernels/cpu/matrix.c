@@ -199,82 +199,106 @@ size_t cpu_matrix_bytes(const struct matrix *matrix) {
 
 /* ---- Product --------------------------------------------------------------------------------- */
 
-struct product {
+/* Products of the same rows by matrices of one type. To the pool, their panels are one sequence. */
+struct products {
     const struct gemm_type *type;
-    const struct matrix *w;
     const float *x;
     struct rows rows;
     unsigned char *packed;
-    struct gemm gemm;
+    size_t in, panels, count;
+    struct gemm gemm[MATMULS_MAX];
 };
 
 /* Rows of x side by side as the inner loop reads them. */
 static void pack_rows(void *context, size_t first, size_t end) {
-    const struct product *product = context;
-    size_t in = product->w->in;
+    const struct products *products = context;
+    size_t in = products->in, row_bytes = products->gemm->row_bytes;
     for (size_t i = first; i < end; i++) {
-        const float *x = product->x + rows_at(&product->rows, i) * in;
-        unsigned char *to = product->packed + i * product->gemm.row_bytes;
-        if (product->type->round_row) {
-            product->type->round_row(x, in, to);
+        const float *x = products->x + rows_at(&products->rows, i) * in;
+        unsigned char *to = products->packed + i * row_bytes;
+        if (products->type->round_row) {
+            products->type->round_row(x, in, to);
         } else {
-            memcpy(to, x, product->gemm.row_bytes);
+            memcpy(to, x, row_bytes);
         }
     }
 }
 
 static void run_panels(void *context, size_t first, size_t end) {
-    const struct product *product = context;
-    struct gemm part = product->gemm;
-    part.first_panel = first;
-    part.end_panel = end;
-    product->type->gemm(&part);
+    const struct products *products = context;
+    size_t before = 0; /* panels of the products before this one */
+    for (size_t i = 0; i < products->count && before < end; i++) {
+        struct gemm part = products->gemm[i];
+        size_t after = before + part.end_panel;
+        if (first < after) {
+            part.first_panel = first > before ? first - before : 0;
+            if (end < after) part.end_panel = end - before;
+            products->type->gemm(&part);
+        }
+        before = after;
+    }
 }
 
 static void run_rows(void *context, size_t first, size_t end) {
-    const struct product *product = context;
-    struct gemm part = product->gemm;
-    part.first_row = first;
-    part.end_row = end;
-    product->type->gemm(&part);
+    const struct products *products = context;
+    for (size_t i = 0; i < products->count; i++) {
+        struct gemm part = products->gemm[i];
+        part.first_row = first;
+        part.end_row = end;
+        products->type->gemm(&part);
+    }
 }
 
 /* Splitting panels reads the weights once in all; rows are split when there are not panels enough
  * to keep a wide tile on every thread busy. Loading a panel costs about as much as computing four
  * rows. */
-static void product_run(struct pool *pool, struct product *product) {
-    size_t rows = product->rows.count, panels = product->w->panel_count, in = product->w->in;
+static void products_run(struct pool *pool, struct products *products) {
+    size_t rows = products->rows.count, panels = products->panels, in = products->in;
     if (panels >= 4 * pool_threads(pool) || rows < 2 * pool_threads(pool)) {
-        pool_run(pool, panels, in * (rows + 4), run_panels, product);
+        pool_run(pool, panels, in * (rows + 4), run_panels, products);
     } else {
-        pool_run(pool, rows, in * panels, run_rows, product);
+        pool_run(pool, rows, in * panels, run_rows, products);
     }
 }
 
-void cpu_matmul(struct device *device, const struct matmul *matmul) {
-    struct cpu_device *cpu = cpu_of(device);
+static struct gemm gemm_of(const struct products *products, const struct matmul *matmul) {
     const struct matrix *w = matmul->w;
-    struct product product = {
-        .type = &cpu->primitives->gemm[w->type],
-        .w = w,
-        .x = buffer_f32(matmul->x),
-        .rows = rows_of(matmul->gather, matmul->rows),
-        .packed = cpu->packed->data,
-        .gemm = {.x = matmul->x->data,
-                 .panels = w->panels->data,
-                 .scales = w->scales,
-                 .y = buffer_f32(matmul->y),
-                 .steps = w->steps,
-                 .row_bytes = w->steps * cpu->primitives->gemm[w->type].step_bytes,
-                 .out = w->out,
-                 .end_panel = w->panel_count},
+    assert(w->in == products->in);
+    return (struct gemm){
+        .x = matmul->x->data,
+        .panels = w->panels->data,
+        .scales = w->scales,
+        .y = buffer_f32(matmul->y),
+        .steps = w->steps,
+        .row_bytes = w->steps * products->type->step_bytes,
+        .out = w->out,
+        .end_row = products->rows.count,
+        .end_panel = w->panel_count,
     };
-    product.gemm.end_row = product.rows.count;
-    assert(product.rows.count <= cpu->max_rows);
-    if (product.rows.count == 0) return;
-    if (product.type->round_row || matmul->gather) {
-        pool_run(cpu->pool, product.rows.count, w->in / PANEL + 1, pack_rows, &product);
-        product.gemm.x = product.packed;
+}
+
+void cpu_matmul(struct device *device, const struct matmul *matmuls, size_t count) {
+    struct cpu_device *cpu = cpu_of(device);
+    const struct matmul *first = matmuls;
+    struct products products = {
+        .type = &cpu->primitives->gemm[first->w->type],
+        .x = buffer_f32(first->x),
+        .rows = rows_of(first->gather, first->rows),
+        .packed = cpu->packed->data,
+        .in = first->w->in,
+        .count = count,
+    };
+    assert(count >= 1 && count <= MATMULS_MAX && products.rows.count <= cpu->max_rows);
+    if (products.rows.count == 0) return;
+    for (size_t i = 0; i < count; i++) {
+        assert(matmuls[i].x == first->x && matmuls[i].gather == first->gather &&
+               matmuls[i].w->type == first->w->type);
+        products.gemm[i] = gemm_of(&products, &matmuls[i]);
+        products.panels += products.gemm[i].end_panel;
     }
-    product_run(cpu->pool, &product);
+    if (products.type->round_row || first->gather) {
+        pool_run(cpu->pool, products.rows.count, products.in / PANEL + 1, pack_rows, &products);
+        for (size_t i = 0; i < count; i++) products.gemm[i].x = products.packed;
+    }
+    products_run(cpu->pool, &products);
 }

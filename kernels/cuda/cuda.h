@@ -167,7 +167,7 @@ struct matrix *cuda_matrix_create(struct device *device, const void *data, enum 
                                   size_t out, size_t in, enum dtype weights, struct error *error);
 void cuda_matrix_destroy(struct device *device, struct matrix *matrix);
 size_t cuda_matrix_bytes(const struct matrix *matrix);
-void cuda_matmul(struct device *device, const struct matmul *matmul);
+void cuda_matmul(struct device *device, const struct matmul *matmuls, size_t count);
 
 void cuda_nag_begin(struct device *device, const struct nag_begin *begin);
 void cuda_nag_end_sublayer(struct device *device, const struct nag_end_sublayer *end);

@@ -192,8 +192,7 @@ static bool is_twin(const struct product *a, const struct product *b) {
 
 /* K and V, and gate and up, are products of the same rows and shape: the first waits for the
  * second, and both are one launch. */
-void cuda_matmul(struct device *device, const struct matmul *args) {
-    struct cuda_device *cuda = cuda_of(device);
+static void multiply(struct cuda_device *cuda, const struct matmul *args) {
     const struct matrix *w = args->w;
     cuda_rotate_now(cuda, (struct buffer *)args->x);
     struct active rows = cuda_rows(cuda, args->gather, args->rows);
@@ -225,4 +224,8 @@ void cuda_matmul(struct device *device, const struct matmul *args) {
     cuda_flush(cuda);
     cuda->product = product;
     cuda->has_product = true;
+}
+
+void cuda_matmul(struct device *device, const struct matmul *matmuls, size_t count) {
+    for (size_t i = 0; i < count; i++) multiply(cuda_of(device), &matmuls[i]);
 }

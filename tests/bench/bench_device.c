@@ -165,7 +165,7 @@ static void make_state(struct bench *bench, size_t positions) {
 
 static void multiply(struct bench *bench, struct buffer *x, struct matrix *w, struct buffer *y,
                      size_t rows, const struct row_list *list) {
-    bench->kernels->matmul(bench->device, &(struct matmul){x, w, y, rows, list});
+    bench->kernels->matmul(bench->device, &(struct matmul){x, w, y, rows, list}, 1);
 }
 
 static void rotate(struct bench *bench, struct buffer *x, size_t heads,

@@ -64,7 +64,7 @@ static double product_seconds(struct matrix *const *w, size_t copies, struct buf
         for (size_t i = 0; i + run <= copies; i += run) {
             uint64_t start = time_now_ns();
             for (size_t j = i; j < i + run; j++) {
-                device->kernels->matmul(device, &(struct matmul){x, w[j], y, rows, NULL});
+                device->kernels->matmul(device, &(struct matmul){x, w[j], y, rows, NULL}, 1);
             }
             double seconds = (double)(time_now_ns() - start) * 1e-9 / (double)run;
             if (seconds < best) best = seconds;

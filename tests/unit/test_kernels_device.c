@@ -193,7 +193,7 @@ static void test_threads_wake(void **state) {
     struct matrix *matrix = bench_matrix(&bench, w, DTYPE_F32, OUT, IN, DTYPE_F32);
     for (size_t i = 0; i < 400; i++) {
         if (i % 40 == 39) usleep(3000);
-        bench.kernels->matmul(bench.device, &(struct matmul){xs, matrix, ys, 1, NULL});
+        bench.kernels->matmul(bench.device, &(struct matmul){xs, matrix, ys, 1, NULL}, 1);
         bench_read(&bench, ys, y, sizeof y);
         if (i == 0) memcpy(first, y, sizeof y);
         assert_memory_equal(y, first, sizeof y);

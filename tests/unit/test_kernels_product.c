@@ -88,7 +88,7 @@ static void run_product_case(const char *isa, enum dtype type, enum dtype weight
                   *ys = bench_floats(&bench, NULL, rows * out);
     struct matrix *matrix = bench_matrix(&bench, data, type, out, in, weights);
     assert_true(bench.kernels->matrix_bytes(matrix) >= out * in * dtype_size(weights));
-    bench.kernels->matmul(bench.device, &(struct matmul){xs, matrix, ys, rows, NULL});
+    bench.kernels->matmul(bench.device, &(struct matmul){xs, matrix, ys, rows, NULL}, 1);
     bench_read(&bench, ys, y, rows * out * sizeof *y);
     check_product(x, w, y, rows, out, in, weights);
     free(x);
@@ -125,7 +125,7 @@ static void compute_on(struct bench *bench, enum dtype weights, const float *x, 
     struct matmul matmul = {bench_floats(bench, x, SAME_ROWS * SAME_IN),
                             bench_matrix(bench, w, DTYPE_F32, SAME_OUT, SAME_IN, weights),
                             bench_floats(bench, NULL, SAME_ROWS * SAME_OUT), SAME_ROWS, NULL};
-    bench->kernels->matmul(bench->device, &matmul);
+    bench->kernels->matmul(bench->device, &matmul, 1);
     bench_read(bench, matmul.y, y, SAME_ROWS * SAME_OUT * sizeof *y);
     bench_close(bench);
 }
@@ -149,7 +149,7 @@ static void check_subsets(const char *isa, enum dtype weights, const float *x, c
     struct buffer *ys = bench_floats(&bench, NULL, SAME_ROWS * SAME_OUT);
     struct matrix *matrix = bench_matrix(&bench, w, DTYPE_F32, SAME_OUT, SAME_IN, weights);
     for (size_t rows = 1; rows <= SAME_ROWS; rows++) {
-        bench.kernels->matmul(bench.device, &(struct matmul){xs, matrix, ys, rows, NULL});
+        bench.kernels->matmul(bench.device, &(struct matmul){xs, matrix, ys, rows, NULL}, 1);
         bench_read(&bench, ys, y, rows * row_bytes);
         assert_memory_equal(y, all, rows * row_bytes);
     }
@@ -158,7 +158,7 @@ static void check_subsets(const char *isa, enum dtype weights, const float *x, c
         struct row_list list = bench_list(&bench, odd, count);
         memset(y, 0, SAME_ROWS * row_bytes);
         bench.kernels->write(bench.device, ys, 0, y, SAME_ROWS * row_bytes);
-        bench.kernels->matmul(bench.device, &(struct matmul){xs, matrix, ys, SAME_ROWS, &list});
+        bench.kernels->matmul(bench.device, &(struct matmul){xs, matrix, ys, SAME_ROWS, &list}, 1);
         bench_read(&bench, ys, y, SAME_ROWS * row_bytes);
         assert_int_equal(bench.kernels->row_count(bench.device, &list), count);
         for (int32_t i = 0; i < count; i++) {
@@ -168,6 +168,49 @@ static void check_subsets(const char *isa, enum dtype weights, const float *x, c
             assert_true(y[i] == 0);
     }
     free(y);
+    bench_close(&bench);
+}
+
+/* Products of the same rows, given together, are those that are given one by one: with matrices of
+ * few panels and of many, of a list of rows and of all. */
+static void check_together(const char *isa, size_t threads, enum dtype weights, const float *x) {
+    static const size_t outs[MATMULS_MAX] = {7, SAME_OUT, 33};
+    struct bench bench;
+    int32_t odd[SAME_ROWS / 2];
+    if (!bench_open(&bench, isa, threads)) return;
+    struct buffer *xs = bench_floats(&bench, x, SAME_ROWS * SAME_IN);
+    struct buffer *alone[MATMULS_MAX];
+    struct matmul products[MATMULS_MAX];
+    for (size_t i = 0; i < MATMULS_MAX; i++) {
+        float *w = random_floats(outs[i] * SAME_IN, 5 + (uint32_t)i);
+        struct matrix *matrix = bench_matrix(&bench, w, DTYPE_F32, outs[i], SAME_IN, weights);
+        alone[i] = bench_floats(&bench, NULL, SAME_ROWS * outs[i]);
+        products[i] = (struct matmul){
+            .x = xs, .w = matrix, .y = bench_floats(&bench, NULL, SAME_ROWS * outs[i])};
+        free(w);
+    }
+    for (int32_t i = 0; i < SAME_ROWS / 2; i++) odd[i] = 2 * i + 1;
+    struct row_list list = bench_list(&bench, odd, SAME_ROWS / 2);
+    for (size_t turn = 0; turn <= SAME_ROWS; turn++) {
+        bool listed = turn == 0;
+        size_t rows = listed ? SAME_ROWS : turn, written = listed ? SAME_ROWS / 2 : rows;
+        for (size_t i = 0; i < MATMULS_MAX; i++) {
+            products[i].rows = rows;
+            products[i].gather = listed ? &list : NULL;
+            struct matmul product = products[i];
+            product.y = alone[i];
+            bench.kernels->matmul(bench.device, &product, 1);
+        }
+        for (size_t count = 1; count <= MATMULS_MAX; count++) {
+            bench.kernels->matmul(bench.device, products, count);
+        }
+        for (size_t i = 0; i < MATMULS_MAX; i++) {
+            float got[SAME_ROWS * SAME_OUT], expected[SAME_ROWS * SAME_OUT];
+            bench_read(&bench, products[i].y, got, written * outs[i] * sizeof *got);
+            bench_read(&bench, alone[i], expected, written * outs[i] * sizeof *got);
+            assert_memory_equal(got, expected, written * outs[i] * sizeof *got);
+        }
+    }
     bench_close(&bench);
 }
 
@@ -193,6 +236,8 @@ static void check_same(const char *isa, enum dtype weights) {
                             SAME_OUT * sizeof *all);
     }
     check_subsets(isa, weights, x, w, all);
+    check_together(isa, 1, weights, x);
+    check_together(isa, 3, weights, x);
     free(x);
     free(w);
     free(reversed);
@@ -256,7 +301,7 @@ static void test_int8_exact(void **state) {
         struct buffer *xs = bench_floats(&bench, x, ROWS * IN);
         struct buffer *ys = bench_floats(&bench, NULL, ROWS * OUT);
         struct matrix *matrix = bench_matrix(&bench, w, DTYPE_F32, OUT, IN, DTYPE_INT8);
-        bench.kernels->matmul(bench.device, &(struct matmul){xs, matrix, ys, ROWS, NULL});
+        bench.kernels->matmul(bench.device, &(struct matmul){xs, matrix, ys, ROWS, NULL}, 1);
         bench_read(&bench, ys, y, sizeof y);
         for (size_t i = 0; i < ROWS; i++) {
             for (size_t o = 0; o < OUT; o++) {
@@ -288,14 +333,14 @@ static void test_int8_odd_numbers(void **state) {
         struct buffer *xs = bench_floats(&bench, x, ROWS * IN);
         struct buffer *ys = bench_floats(&bench, NULL, ROWS * 2);
         struct matrix *matrix = bench_matrix(&bench, w, DTYPE_F32, 2, IN, DTYPE_INT8);
-        bench.kernels->matmul(bench.device, &(struct matmul){xs, matrix, ys, ROWS, NULL});
+        bench.kernels->matmul(bench.device, &(struct matmul){xs, matrix, ys, ROWS, NULL}, 1);
         bench_read(&bench, ys, y, sizeof y);
         assert_close(y[0], 70e30, 1e30, "large weights");
         for (size_t i = 1; i < 4; i++) assert_true(y[i] == 0);
         for (size_t i = 4; i < 8; i++) assert_true(isnan(y[i]));
         w[3] = NAN;
         matrix = bench_matrix(&bench, w, DTYPE_F32, 2, IN, DTYPE_INT8);
-        bench.kernels->matmul(bench.device, &(struct matmul){xs, matrix, ys, 2, NULL});
+        bench.kernels->matmul(bench.device, &(struct matmul){xs, matrix, ys, 2, NULL}, 1);
         bench_read(&bench, ys, y, sizeof y);
         assert_true(isnan(y[0]) && y[1] == 0 && isnan(y[2]) && y[3] == 0);
         w[3] = 1e30f;
@@ -346,7 +391,7 @@ static void test_bf16_rounding(void **state) {
         struct matrix *column = bench_matrix(&bench, x, DTYPE_F32, CASES + 1, 1, DTYPE_BF16);
         struct matmul both[] = {{xs, row, ys, CASES + 1, NULL}, {ones, column, ys, 1, NULL}};
         for (size_t j = 0; j < 2; j++) {
-            bench.kernels->matmul(bench.device, &both[j]);
+            bench.kernels->matmul(bench.device, &both[j], 1);
             bench_read(&bench, ys, y, sizeof y);
             for (size_t i = 0; i < CASES; i++) assert_memory_equal(&y[i], &cases[i][1], sizeof *y);
             assert_true(isnan(y[CASES]));
