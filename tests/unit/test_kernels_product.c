@@ -202,13 +202,18 @@ static void check_together(const char *isa, size_t threads, enum dtype weights, 
             bench.kernels->matmul(bench.device, &product, 1);
         }
         for (size_t count = 1; count <= MATMULS_MAX; count++) {
+            float got[SAME_ROWS * SAME_OUT] = {0}, expected[SAME_ROWS * SAME_OUT];
+            for (size_t i = 0; i < count; i++) { /* nothing is left of the products before */
+                bench.kernels->write(bench.device, products[i].y, 0, got,
+                                     SAME_ROWS * outs[i] * sizeof *got);
+            }
             bench.kernels->matmul(bench.device, products, count);
-        }
-        for (size_t i = 0; i < MATMULS_MAX; i++) {
-            float got[SAME_ROWS * SAME_OUT], expected[SAME_ROWS * SAME_OUT];
-            bench_read(&bench, products[i].y, got, written * outs[i] * sizeof *got);
-            bench_read(&bench, alone[i], expected, written * outs[i] * sizeof *got);
-            assert_memory_equal(got, expected, written * outs[i] * sizeof *got);
+            for (size_t i = 0; i < count; i++) {
+                size_t bytes = written * outs[i] * sizeof *got;
+                bench_read(&bench, products[i].y, got, bytes);
+                bench_read(&bench, alone[i], expected, bytes);
+                assert_memory_equal(got, expected, bytes);
+            }
         }
     }
     bench_close(&bench);
