@@ -157,11 +157,13 @@ class Model(nn.Module):
         self.register_buffer("sin", angles.sin().float(), persistent=False)
         self.run_block = [block.__call__ for block in self.blocks]
         self.run_start, self.run_loss = self.start, self.loss
+        self.run_predict = self.log_probabilities
 
     def compile(self):
         self.run_block = [torch.compile(block, dynamic=False) for block in self.blocks]
         self.run_start = torch.compile(self.start, dynamic=False)
         self.run_loss = torch.compile(self.loss, dynamic=False)
+        self.run_predict = torch.compile(self.log_probabilities, dynamic=False)
 
     def centred_embed(self):
         return self.embed - self.embed.mean(-1, keepdim=True)
@@ -177,28 +179,47 @@ class Model(nn.Module):
         rho = (e * e).mean(-1, keepdim=True).sqrt()
         return e / rho, rho.squeeze(-1).log() + self.log_gain
 
-    def loss(self, r, s, targets):
-        """Loss per token, [batch, length]; logits of the cosine_scale head. (18)
+    def logits(self, r, s):
+        """Logits of the cosine_scale head. (18)"""
+        return linear(r, self.unit_head()).float() * (s.exp() / r.shape[-1]).unsqueeze(-1)
 
-        Sequences with targets are scored by cross-entropy. Those past them are the first ones seen again,
-        and are scored against the distribution that the first pass gave: KL divergence.
+    def log_probabilities(self, r, s):
+        return torch.log_softmax(self.logits(r, s), -1)
+
+    def loss(self, r, s, targets, teacher=None):
+        """Loss per token: of the targets, of the second pass, and of the teacher, each [its batch, length].
+
+        Sequences with targets are scored by cross-entropy, and against the probabilities of the teacher where there
+        is one. Those past them are the first ones seen again, and are scored against the distribution that
+        the first pass gave. Both by KL divergence.
         """
-        logits = linear(r, self.unit_head()).float() * (s.exp() / r.shape[-1]).unsqueeze(-1)
+        predicted = self.log_probabilities(r, s)
         first = len(targets)
-        loss = F.cross_entropy(logits[:first].flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
-        again = len(logits) - first
-        if again == 0:
-            return loss
-        teacher = torch.log_softmax(logits[:again].detach(), -1)
-        student = torch.log_softmax(logits[first:], -1)
-        return torch.cat((loss, (teacher.exp() * (teacher - student)).sum(-1)))
+        full, reduced = predicted[:first], predicted[first:]
+        loss = -full.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        said = full[: len(reduced)].detach()
+        again = (said.exp() * (said - reduced)).sum(-1)
+        if teacher is None:
+            return loss, again, loss.new_zeros(0)
+        return loss, again, (teacher.exp() * (teacher - full)).sum(-1)
 
-    def forward(self, tokens, targets, tau, ramp):
-        """Returns the loss per token and |g| per sub-layer, [2N, batch, length]."""
+    @torch.no_grad()
+    def predict(self, tokens):
+        """Log-probabilities at full depth, [batch, length, vocabulary]."""
+        r, s, _ = self.run(tokens, torch.zeros(len(tokens), 1), torch.ones(1))
+        return self.run_predict(r, s)
+
+    def forward(self, tokens, targets, tau, ramp, teacher=None):
+        """Returns the losses per token and |g| per sub-layer, [2N, batch, length]."""
+        r, s, sizes = self.run(tokens, tau, ramp)
+        return *self.run_loss(r, s, targets, teacher), sizes
+
+    def run(self, tokens, tau, ramp):
+        """r and s after the last block, and |g| per sub-layer."""
         r, s = self.run_start(tokens)
         length = tokens.shape[1]
         sizes = []
         for run in self.run_block:
             r, s, attention, mlp = run(r, s, self.cos[:length], self.sin[:length], tau, ramp)
             sizes += [attention, mlp]
-        return self.run_loss(r, s, targets), torch.stack(sizes)
+        return r, s, torch.stack(sizes)

@@ -1,12 +1,15 @@
 """Trains a NAG with skipping on. Resumes by itself from OUT/last.pt.
 
-    python train.py --data DIR --out OUT [--tokens 12000000] [--again 0.25,0.4]
+    python train.py --data DIR --out DENSE --again ""
+    python train.py --data DIR --out OUT --teacher DENSE/last.pt [--tokens 12000000] [--again 0.25,0.4]
 
 DIR comes from prepare.py. Every sequence of a batch is seen at full depth and scored by cross-entropy. The
 first ones are seen once more with skipping, one per rate of --again, and scored against what the
 first pass predicted. A sub-layer is skipped for a token where |g| is below a global tau per rate, and
 tau follows the rate that was reached, weighted by the FLOPs that each skip saves.
-`--again ""` trains the dense network that the skipping one is compared with.
+
+`--again ""` trains without skipping. Such a network is what full depth is compared with, and as --teacher
+it makes up for what skipping costs: full depth then learns from its predictions too.
 
 `torchrun --nproc-per-node N train.py ... --threads 1` splits every batch among N processes: the same
 training, faster than N threads of one process.
@@ -37,6 +40,8 @@ def parse_arguments():
     parser.add_argument("--rates", default="0", help="skip rates of the first pass, for each sequence or repeated")
     parser.add_argument("--again", default="0.25,0.4", help="rates at which a batch's first sequences are seen once more")
     parser.add_argument("--again-weight", default="2", help="of their loss, for each or one for all; the first pass has 1")
+    parser.add_argument("--teacher", type=pathlib.Path, help="last.pt of a run with --again '', as long as this one")
+    parser.add_argument("--teacher-share", type=float, default=0.75, help="of the first pass' loss: KL from what the teacher predicts")
     parser.add_argument("--batch", type=int, default=8, help="sequences in a batch")
     parser.add_argument("--length", type=int, default=512, help="tokens in a sequence")
     parser.add_argument("--lr", type=float, default=2e-3, help="matrices; tables get twice, gates half of it")
@@ -147,7 +152,7 @@ def evaluate(model, windows, thresholds, batch, batches=8):
         tau = thresholds.column([rate] * batch)
         losses, skips, shares = [], [], []
         for b in range(batches):
-            loss, sizes = model(*windows.batch(b * batch * 2, batch), tau, torch.ones(1))
+            loss, _, _, sizes = model(*windows.batch(b * batch * 2, batch), tau, torch.ones(1))
             losses.append(loss.mean().item())
             skips.append(float(thresholds.achieved(sizes, tau).mean()))
             shares.append((sizes < tau).float().mean((1, 2)).numpy())
@@ -194,8 +199,15 @@ def main():
         thresholds.tau, first, average = state["tau"], state["step"], state["average"]
         print(f"resumed at step {first}", flush=True)
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, {steps} steps", flush=True)
-    if not args.no_compile and hasattr(torch, "compile"):
+    compiled = not args.no_compile and hasattr(torch, "compile")
+    if compiled:
         model.compile()
+    teacher = None
+    if args.teacher:
+        teacher = Model(config)
+        teacher.load_state_dict(torch.load(args.teacher)["model"])
+        if compiled:
+            teacher.compile()
 
     def save(step):
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "tau": thresholds.tau}
@@ -210,14 +222,17 @@ def main():
         ramp = torch.tensor([min(1.0, 0.1 + 0.9 * step / 200)])
         skipping = step >= args.skip_from
         tokens, targets = (x[rank::processes] for x in train.batch(step * args.batch, args.batch))
+        # The teacher's share falls with the learning rate: the last word is the text's.
+        share = args.teacher_share * scale if teacher else 0.0
+        taught = teacher.predict(tokens) if teacher else None
         used = [0.0] * len(targets)
         if skipping:
             used = rates + again
             tokens = torch.cat((tokens, tokens[: len(again)]))
         tau = thresholds.column(used)
-        loss, sizes = model(tokens, targets, tau, ramp)
-        full, reduced = loss.split((len(targets), len(loss) - len(targets)))
-        ((full.sum() + (weights[: len(reduced)] * reduced.sum(-1)).sum()) / per_step).backward()
+        full, reduced, distance, sizes = model(tokens, targets, tau, ramp, taught)
+        total = (1 - share) * full.sum() + share * distance.sum() + (weights[: len(reduced)] * reduced.sum(-1)).sum()
+        (total / per_step).backward()
         add_gradients(model)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -228,6 +243,7 @@ def main():
             thresholds.follow(sizes, used, tau)
         value = full.mean().item()
         kl = reduced.mean().item() if len(reduced) else 0.0
+        away = distance.mean().item() if len(distance) else 0.0
         if rank > 0:
             continue
         average = value if average is None else 0.98 * average + 0.02 * value
@@ -236,7 +252,7 @@ def main():
             left = (stop - step - 1) * per_step / speed
             print(
                 f"step {step + 1}/{stop}  loss {average:.4f}  |g| {sizes.mean().item():.3f}  norm {norm.item():.2f}"
-                f"  kl {kl:.3f}  tau {[round(t, 4) for t in thresholds.tau.values()]}  {speed:.0f} tok/s  left {left / 60:.0f} min",
+                f"  kl {kl:.3f}  teacher {away:.3f}  tau {[round(t, 4) for t in thresholds.tau.values()]}  {speed:.0f} tok/s  left {left / 60:.0f} min",
                 flush=True,
             )
         if (step + 1) % 100 == 0 or step + 1 == stop:

@@ -20,7 +20,7 @@ import nag
 
 HERE = pathlib.Path(__file__).parent
 MODELS = HERE.parents[1] / "models"
-sys.path += [str(MODELS), str(MODELS / "train")]
+sys.path.append(str(MODELS))
 
 GOLDEN = sorted(path.parent for path in HERE.glob("golden/*/config.json"))
 TIERED = [folder for folder in GOLDEN if (folder / "depth.json").exists()]
@@ -499,67 +499,3 @@ def test_nanochat_short_windows_bound_the_context(tmp_path):
         meta = third_party_meta(tmp_path / "meta.json", pattern)
         args = convert_nanochat.parse_arguments(arguments + [str(meta)])
         assert convert_nanochat.read_settings(args) == (3, 50, context)
-
-
-# ---- The trainer --------------------------------------------------------------------------------
-
-
-def small_trainer():
-    """A trainer's model with everything moved from its start, small enough for a test."""
-    import model as trainer
-
-    torch.manual_seed(5)
-    config = trainer.Config(
-        vocab_size=70, hidden_size=32, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, intermediate_size=40, max_position_embeddings=32,
-        nag_directions=6,
-    )
-    network = trainer.Model(config)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter += 0.2 * parameter.std(unbiased=False) * torch.randn_like(parameter)
-        for block in network.blocks:
-            for gate in (block.attn_gate, block.mlp_gate):
-                gate.directions *= 3
-                gate.mix_logits += torch.randn(6)
-                gate.raw_beta += 0.3 * torch.randn(1)
-                gate.alpha *= -1
-    return network
-
-
-@pytest.mark.skipif(torch.__version__ < "2", reason="its safe loader knows no floats")
-def test_export_computes_what_the_trainer_computes(tmp_path):
-    pytest.importorskip("safetensors.torch")
-    import export
-
-    network, tau = small_trainer(), {0.10: 0.08, 0.25: 0.16}
-    file, out = tmp_path / "last.pt", tmp_path / "out"
-    state = {"model": network.state_dict(), "config": vars(network.config), "tau": tau, "step": 9}
-    torch.save(state, file)
-    export.main(["--checkpoint", str(file), "--out", str(out)])
-    model = nag.load(out, torch.float64)
-    assert set(model.tiers) == {"full", "high", "balanced"}
-    tokens = torch.randint(0, 70, (1, 25), generator=torch.Generator().manual_seed(6))
-    for tier, rate in (("full", 0.0), ("high", 0.10), ("balanced", 0.25)):
-        with torch.no_grad():
-            threshold = torch.tensor([[tau.get(rate, 0.0)]])
-            loss, sizes = network(tokens[:, :-1], tokens[:, 1:], threshold, torch.ones(1))
-        result = model.forward(tokens[0, :-1], tier, trace=True)
-        ours = F.cross_entropy(result.logits, tokens[0, 1:], reduction="none")
-        # The trainer multiplies in bf16, so a row at a threshold may decide otherwise.
-        assert (result.run == (sizes[:, 0] >= threshold)).double().mean() > 0.97
-        assert abs(ours.mean() - loss.mean()) < 0.03 * loss.mean()
-        g = torch.stack([step.g.abs() for step in result.steps])
-        assert (g - sizes[:, 0]).abs().mean() < 0.02
-    rows = model.weights["lm_head.weight"]
-    assert rows.mean(-1).abs().max() < 1e-2
-    assert close(rows.pow(2).mean(-1), torch.ones(70).double(), 1e-2)
-
-
-def test_export_refuses_a_tensor_without_a_place():
-    pytest.importorskip("safetensors.torch")
-    import export
-
-    state = {**small_trainer().state_dict(), "blocks.0.extra": torch.zeros(1)}
-    with pytest.raises(SystemExit, match="blocks.0.extra"):
-        export.export_tensors(state, 3)
