@@ -85,6 +85,15 @@ def step(r, s, f, g):
     return moved, s + 0.5 * torch.log1p(g * g)
 
 
+def causal_attention(q, k, v):
+    """q, k, v and the result [batch, heads, length, head_dim]."""
+    if hasattr(F, "scaled_dot_product_attention"):  # from torch 2 on
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    return torch.softmax(scores.masked_fill(later, -math.inf), -1) @ v
+
+
 def unit_rms(x):
     x = x.float()
     return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)
@@ -122,7 +131,7 @@ class Block(nn.Module):
         group = c.num_attention_heads // c.num_key_value_heads
         if group > 1:
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = causal_attention(q, k, v)
         return linear(y.transpose(1, 2).reshape(batch, length, -1), self.o)
 
     def mlp(self, r):

@@ -3,15 +3,15 @@
     python train.py --data DIR --out DENSE --again ""
     python train.py --data DIR --out OUT --teacher DENSE/last.pt [--tokens 12000000] [--again 0.25,0.4]
 
-DIR comes from prepare.py. Every sequence of a batch is seen at full depth and scored by cross-entropy. The
-first ones are seen once more with skipping, one per rate of --again, and scored against what the
+DIR comes from prepare.py. Every sequence of a batch is seen at full depth and scored by cross-entropy, and against
+what a teacher predicts where there is one. The first ones are seen once more with skipping, one per rate of --again, and scored against what the
 first pass predicted. A sub-layer is skipped for a token where |g| is below a global tau per rate, and
 tau follows the rate that was reached, weighted by the FLOPs that each skip saves.
 
 `--again ""` trains without skipping. Such a network is what full depth is compared with, and as --teacher
 it makes up for what skipping costs: full depth then learns from its predictions too.
 
-`torchrun --nproc-per-node N train.py ... --threads 1` splits every batch among N processes: the same
+`torchrun --nproc_per_node N train.py ... --threads 1` splits every batch among N processes: the same
 training, faster than N threads of one process.
 """
 
@@ -20,6 +20,7 @@ import json
 import math
 import os
 import pathlib
+import pickle
 import time
 
 import numpy as np
@@ -40,17 +41,42 @@ def parse_arguments():
     parser.add_argument("--rates", default="0", help="skip rates of the first pass, for each sequence or repeated")
     parser.add_argument("--again", default="0.25,0.4", help="rates at which a batch's first sequences are seen once more")
     parser.add_argument("--again-weight", default="2", help="of their loss, for each or one for all; the first pass has 1")
-    parser.add_argument("--teacher", type=pathlib.Path, help="last.pt of a run with --again '', as long as this one")
-    parser.add_argument("--teacher-share", type=float, default=0.75, help="of the first pass' loss: KL from what the teacher predicts")
+    parser.add_argument("--teacher", type=pathlib.Path, help="last.pt of a finished run with --again ''")
+    parser.add_argument("--teacher-share", type=float, default=0.75, help="0 to 1, of the first pass' loss: KL from what the teacher predicts; falls with the rate")
     parser.add_argument("--batch", type=int, default=8, help="sequences in a batch")
     parser.add_argument("--length", type=int, default=512, help="tokens in a sequence")
     parser.add_argument("--lr", type=float, default=2e-3, help="matrices; tables get twice, gates half of it")
     parser.add_argument("--decay", type=float, default=0.3, help="last share of training: rate falls to zero")
-    parser.add_argument("--skip-from", type=int, default=500, help="full depth until this step")
+    parser.add_argument("--skip-from", type=int, default=500, help="full depth until this step, at least 1")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--no-compile", action="store_true")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if not 0 <= args.teacher_share <= 1:
+        parser.error(f"--teacher-share is {args.teacher_share}; it goes from 0 to 1")
+    if args.skip_from < 1:
+        parser.error(f"--skip-from is {args.skip_from}; the first step has no thresholds yet")
+    return args
+
+
+def load(path):
+    """A last.pt. Torch 2 reads it without running what a pickle may say."""
+    return torch.load(path, map_location="cpu", **({"weights_only": True} if hasattr(torch, "compile") else {}))
+
+
+def load_teacher(path, config):
+    """The network of a run without skipping, over the same tokens and windows."""
+    try:
+        state = load(path)
+        wanted = {"config": vars(config), "tau": {}}
+        for name, value in wanted.items():
+            if state[name] != value:
+                raise ValueError(f"its {name} is {state[name]}, this run's {value}")
+        teacher = Model(config)
+        teacher.load_state_dict(state["model"])
+    except (OSError, KeyError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError) as error:
+        raise SystemExit(f"--teacher {path} is no last.pt of a run with --again '' like this one: {error}") from None
+    return teacher
 
 
 def gather(values):
@@ -193,21 +219,21 @@ def main():
     first, average = 0, None
     last = args.out / "last.pt"
     if last.exists():
-        state = torch.load(last)
+        state = load(last)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         thresholds.tau, first, average = state["tau"], state["step"], state["average"]
         print(f"resumed at step {first}", flush=True)
+    missing = set(every_rate) - {0.0} - set(thresholds.tau)
+    if first >= args.skip_from and missing:
+        raise SystemExit(f"{last} is past --skip-from {args.skip_from} without thresholds for {sorted(missing)}")
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, {steps} steps", flush=True)
     compiled = not args.no_compile and hasattr(torch, "compile")
     if compiled:
         model.compile()
-    teacher = None
-    if args.teacher:
-        teacher = Model(config)
-        teacher.load_state_dict(torch.load(args.teacher)["model"])
-        if compiled:
-            teacher.compile()
+    teacher = load_teacher(args.teacher, config) if args.teacher else None
+    if teacher and compiled:
+        teacher.compile()
 
     def save(step):
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "tau": thresholds.tau}
@@ -216,14 +242,15 @@ def main():
 
     started, done = time.time(), first
     for step in range(first, stop):
-        scale = min(1.0, (step + 1) / 100, (steps - step) / (args.decay * steps))
+        left = min(1.0, (steps - step) / (args.decay * steps))
+        scale = min(left, (step + 1) / 100)
         for group in optimizer.param_groups:
             group["lr"] = group["base"] * scale
         ramp = torch.tensor([min(1.0, 0.1 + 0.9 * step / 200)])
         skipping = step >= args.skip_from
         tokens, targets = (x[rank::processes] for x in train.batch(step * args.batch, args.batch))
         # The teacher's share falls with the learning rate: the last word is the text's.
-        share = args.teacher_share * scale if teacher else 0.0
+        share = args.teacher_share * left if teacher else 0.0
         taught = teacher.predict(tokens) if teacher else None
         used = [0.0] * len(targets)
         if skipping:
@@ -249,10 +276,10 @@ def main():
         average = value if average is None else 0.98 * average + 0.02 * value
         if (step + 1) % 20 == 0 or step == first:
             speed = (step + 1 - done) * per_step / (time.time() - started)
-            left = (stop - step - 1) * per_step / speed
+            seconds = (stop - step - 1) * per_step / speed
             print(
                 f"step {step + 1}/{stop}  loss {average:.4f}  |g| {sizes.mean().item():.3f}  norm {norm.item():.2f}"
-                f"  kl {kl:.3f}  teacher {away:.3f}  tau {[round(t, 4) for t in thresholds.tau.values()]}  {speed:.0f} tok/s  left {left / 60:.0f} min",
+                f"  kl {kl:.3f}  teacher {away:.3f}  tau {[round(t, 4) for t in thresholds.tau.values()]}  {speed:.0f} tok/s  left {seconds / 60:.0f} min",
                 flush=True,
             )
         if (step + 1) % 100 == 0 or step + 1 == stop:
