@@ -196,11 +196,11 @@ class Model(nn.Module):
         return torch.log_softmax(self.logits(r, s), -1)
 
     def loss(self, r, s, targets, teacher=None):
-        """Loss per token: of the targets, of the second pass, and of the teacher, each [its batch, length].
+        """Losses per token: cross-entropy [batch, length], second pass [again, length], teacher [batch or 0, length].
 
-        Sequences with targets are scored by cross-entropy, and against the probabilities of the teacher where there
-        is one. Those past them are the first ones seen again, and are scored against the distribution that
-        the first pass gave. Both by KL divergence.
+        Sequences with targets are scored by cross-entropy, and by KL divergence from the log-probabilities of a
+        teacher, [batch, length, vocabulary], where there is one. Those past them are the first ones seen
+        again, and are scored by KL divergence from what the first pass predicted.
         """
         predicted = self.log_probabilities(r, s)
         first = len(targets)

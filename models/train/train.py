@@ -3,10 +3,11 @@
     python train.py --data DIR --out DENSE --again ""
     python train.py --data DIR --out OUT --teacher DENSE/last.pt [--tokens 12000000] [--again 0.25,0.4]
 
-DIR comes from prepare.py. Every sequence of a batch is seen at full depth and scored by cross-entropy, and against
-what a teacher predicts where there is one. The first ones are seen once more with skipping, one per rate of --again, and scored against what the
-first pass predicted. A sub-layer is skipped for a token where |g| is below a global tau per rate, and
-tau follows the rate that was reached, weighted by the FLOPs that each skip saves.
+DIR comes from prepare.py. Every sequence of a batch is seen at full depth and scored by cross-entropy, and
+against what a teacher predicts where there is one. The first ones are seen once more with skipping, one
+per rate of --again, and scored against what the first pass predicted. A sub-layer is skipped for a token
+where |g| is below a global tau per rate, and tau follows the rate that was reached, weighted by the FLOPs
+that each skip saves.
 
 `--again ""` trains without skipping. Such a network is what full depth is compared with, and as --teacher
 it makes up for what skipping costs: full depth then learns from its predictions too.
@@ -30,6 +31,7 @@ import torch.distributed as dist
 from model import Config, Model
 
 EVAL_RATES = (0.0, 0.10, 0.25, 0.40)
+TORCH_2 = hasattr(torch, "compile")  # it also reads a file without running what a pickle may say
 
 
 def parse_arguments():
@@ -42,7 +44,7 @@ def parse_arguments():
     parser.add_argument("--again", default="0.25,0.4", help="rates at which a batch's first sequences are seen once more")
     parser.add_argument("--again-weight", default="2", help="of their loss, for each or one for all; the first pass has 1")
     parser.add_argument("--teacher", type=pathlib.Path, help="last.pt of a finished run with --again ''")
-    parser.add_argument("--teacher-share", type=float, default=0.75, help="0 to 1, of the first pass' loss: KL from what the teacher predicts; falls with the rate")
+    parser.add_argument("--teacher-share", type=float, default=0.75, help="of the first pass' loss, 0 to 1; falls with --lr")
     parser.add_argument("--batch", type=int, default=8, help="sequences in a batch")
     parser.add_argument("--length", type=int, default=512, help="tokens in a sequence")
     parser.add_argument("--lr", type=float, default=2e-3, help="matrices; tables get twice, gates half of it")
@@ -60,16 +62,15 @@ def parse_arguments():
 
 
 def load(path):
-    """A last.pt. Torch 2 reads it without running what a pickle may say."""
-    return torch.load(path, map_location="cpu", **({"weights_only": True} if hasattr(torch, "compile") else {}))
+    """What a last.pt holds."""
+    return torch.load(path, map_location="cpu", weights_only=TORCH_2)
 
 
 def load_teacher(path, config):
     """The network of a run without skipping, over the same tokens and windows."""
     try:
         state = load(path)
-        wanted = {"config": vars(config), "tau": {}}
-        for name, value in wanted.items():
+        for name, value in {"config": vars(config), "tau": {}}.items():
             if state[name] != value:
                 raise ValueError(f"its {name} is {state[name]}, this run's {value}")
         teacher = Model(config)
@@ -228,7 +229,7 @@ def main():
     if first >= args.skip_from and missing:
         raise SystemExit(f"{last} is past --skip-from {args.skip_from} without thresholds for {sorted(missing)}")
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, {steps} steps", flush=True)
-    compiled = not args.no_compile and hasattr(torch, "compile")
+    compiled = TORCH_2 and not args.no_compile
     if compiled:
         model.compile()
     teacher = load_teacher(args.teacher, config) if args.teacher else None
